@@ -1,0 +1,35 @@
+# make run    train and plot the demonstration
+# make test   everything that must hold: ruff, mypy, import-linter, pytest
+# Both need python3 (3.10 or newer) and make; they create .venv and install what they use, at the versions of constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test slow format clean
+
+run: .venv/examples
+	$(BIN)/python examples/recall.py
+
+test: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2 -q
+
+slow: .venv/dev
+	$(BIN)/pytest -q -m slow
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv
+
+# A stamp for each set of extras that was installed; a change of pyproject.toml or constraints.txt installs again.
+.venv/examples .venv/dev: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; this is %d.%d. Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" % sys.version_info[:2])'
+	@test -x $(BIN)/python || { rm -rf .venv; $(PYTHON) -m venv .venv; }
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(@F)]'
+	@touch $@

@@ -1,0 +1,157 @@
+"""The contract of an attention: the hole between a layer's projections, and what may be put into it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
+from permuteformer.registry import Registry
+
+ATTENTIONS: Registry[type[Attention]] = Registry("attention", "permuteformer.attention")
+
+
+class KVState(NamedTuple):
+    """What an attention over all keys has to remember: all of them."""
+
+    k: Tensor
+    """``b h s m``: keys, moved by their positions."""
+    v: Tensor
+    """``b h s v``."""
+    positions: Tensor
+    """``b s a``."""
+    key_mask: Tensor
+    """``b s`` bool."""
+    segments: Tensor | None = None
+    """``b s``."""
+
+    @property
+    def next_position(self) -> Tensor:
+        """``b``: the position after the last."""
+        return self.positions[:, -1, 0] + 1
+
+    def select(self, rows: Tensor) -> KVState:
+        """The state of these batch rows, in this order: for beam search."""
+        return KVState(*(None if x is None else x.index_select(0, rows) for x in self))  # type: ignore[arg-type]
+
+
+class Attention(nn.Module):
+    """Mixes values by queries and keys. A subclass fills ``mix`` and says what it can do.
+
+    Args:
+        num_heads: heads.
+        head_size: size of a head's values.
+        causal: queries see no key after them.
+        position: what positions do in here; an encoding of embeddings is for the model's input, not for this.
+    """
+
+    hooks: ClassVar[frozenset[str]] = frozenset()
+    """Hooks of a position encoding that ``mix`` honours, of ``positions.HOOKS``."""
+    modes: ClassVar[frozenset[str]] = frozenset({"bidirectional"})
+    """Of ``"bidirectional"``, ``"causal"``, ``"segments"`` (packed rows) and ``"state"`` (going on from earlier tokens)."""
+    shared_query_key: ClassVar[bool] = False
+    """Whether queries and keys are one projection."""
+
+    def __init__(self, num_heads: int, head_size: int, causal: bool = False, position: PositionEncoding | None = None) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.causal = causal
+        self.position = position or Compose([])
+        self._check_position()
+        self.require("causal" if causal else "bidirectional")
+
+    @classmethod
+    def feature_size(cls, head_size: int, **arguments: Any) -> int:
+        """Size of what is dot-producted, which a position encoding acts on, for these constructor arguments."""
+        return head_size
+
+    @property
+    def query_key_size(self) -> int:
+        """Size of a head's queries and keys as they come from the projection."""
+        return self.head_size
+
+    def mix(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        positions: Tensor | None,
+        key_mask: Tensor | None,
+        segments: Tensor | None,
+        state: Any,
+    ) -> tuple[Tensor, Any]:
+        """Output ``b h l v`` and state from queries and keys ``b h l d``, values ``b h l v``.
+
+        ``positions``: ``b l a``, or ``None`` for consecutive ones; ``key_mask``: ``b l`` bool, false for keys that nobody
+        sees; ``segments``: ``b l``, tokens see their own segment only; ``state``: what an earlier call returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define mix")
+
+    def require(self, mode: str) -> None:
+        """Raise if this attention does not have ``mode``."""
+        if mode not in self.modes:
+            raise ValueError(f"attention {self.name!r} cannot be used with {mode!r}: it has {', '.join(sorted(self.modes))}")
+
+    @property
+    def name(self) -> str:
+        return ATTENTIONS.name_of(type(self))
+
+    def _check_position(self) -> None:
+        refused = self.position.hooks - self.hooks
+        if refused:
+            encodings = [e for e in self.position.modules() if isinstance(e, PositionEncoding) and not isinstance(e, Compose)]
+            names = [POSITIONS.name_of(type(e)) for e in encodings if e.hooks & refused]
+            advice = "add it to the model's embeddings instead" if refused == {"embed"} else "choose another attention or encoding"
+            raise ValueError(
+                f"attention {self.name!r} cannot be combined with position encoding {', '.join(map(repr, names))}: it does not "
+                f"honour {', '.join(sorted(refused))} (it honours {', '.join(sorted(self.hooks)) or 'no hook'}); {advice}"
+            )
+        if "log_decay" in self.position.hooks and self.position.two_sided == self.causal:
+            raise ValueError(
+                f"decay with two_sided={self.position.two_sided} in an attention with causal={self.causal}: r^(i-j) grows without bound "
+                "for keys after the query, so a bidirectional model needs two_sided=True (r^|i-j|), a causal one two_sided=False"
+            )
+
+
+def consecutive(state: Any, batch: int, length: int, device: torch.device) -> Tensor:
+    """Positions ``b l 1`` that go on from ``state``, or start at 0."""
+    steps = torch.arange(length, device=device)
+    start = torch.zeros(batch, dtype=torch.int64, device=device) if state is None else state.next_position
+    return (start[:, None] + steps).unsqueeze(-1)
+
+
+def append(state: KVState | None, new: KVState) -> KVState:
+    """The keys of ``state``, if any, and then the new ones."""
+    if state is None:
+        return new
+    if state.k.shape[:2] != new.k.shape[:2] or state.k.shape[-1] != new.k.shape[-1] or state.k.device != new.k.device:
+        raise ValueError(
+            f"state holds keys of shape {tuple(state.k.shape)} on {state.k.device}, but this call has {tuple(new.k.shape)} on {new.k.device}: "
+            "pass the state that the same layer returned for the same batch"
+        )
+    segments = None
+    if new.segments is not None:
+        old = new.segments[:, :1].expand(-1, state.k.shape[2]) if state.segments is None else state.segments
+        segments = torch.cat([old, new.segments], dim=1)
+    return KVState(
+        torch.cat([state.k, new.k], dim=2),
+        torch.cat([state.v, new.v], dim=2),
+        torch.cat([state.positions, new.positions], dim=1),
+        torch.cat([state.key_mask, new.key_mask], dim=1),
+        segments,
+    )
+
+
+def visible(state: KVState, length: int, causal: bool) -> Tensor:
+    """Which of the state's keys each of its last ``length`` tokens sees: bool ``b 1 l s``."""
+    size = state.k.shape[2]
+    mask = state.key_mask[:, None, None, :].expand(-1, 1, length, size)
+    if causal:
+        mask = mask & torch.ones(length, size, dtype=torch.bool, device=mask.device).tril(size - length)
+    if state.segments is not None:
+        mask = mask & (state.segments[:, None, size - length :, None] == state.segments[:, None, None, :])
+    return mask

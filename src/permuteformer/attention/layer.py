@@ -1,0 +1,177 @@
+"""A layer of attention: projections around any attention, and the ready-made PermuteFormer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from permuteformer.attention.base import ATTENTIONS, Attention
+from permuteformer.attention.linear import LinearAttention
+from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding, check_positions
+from permuteformer.positions.decay import Decay
+from permuteformer.positions.permute import Permute
+
+
+class MultiHeadAttention(nn.Module):
+    """Projects ``b l hidden_size`` to queries, keys and values, mixes them, and projects back.
+
+    Args:
+        hidden_size: width of the input and the output; the heads share it out.
+        attention: what mixes; see ``build`` for making one by name.
+        axes: numbers in a position.
+        bias: whether the projections have a bias.
+    """
+
+    def __init__(self, hidden_size: int, attention: Attention, axes: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        heads = attention.num_heads
+        head_size(hidden_size, heads)
+        self.hidden_size = hidden_size
+        self.axes = axes
+        self.attention = attention
+        self.query = nn.Linear(hidden_size, heads * attention.query_key_size, bias=bias)
+        self.key = None if attention.shared_query_key else nn.Linear(hidden_size, heads * attention.query_key_size, bias=bias)
+        self.value = nn.Linear(hidden_size, heads * attention.head_size, bias=bias)
+        self.output = nn.Linear(heads * attention.head_size, hidden_size, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        segments: Tensor | None = None,
+        state: Any = None,
+    ) -> tuple[Tensor, Any]:
+        """Attend within ``x``.
+
+        Args:
+            x: ``b l hidden_size``.
+            positions: ``b l axes`` int64. ``None`` counts on from the state, or from 0; with several axes they must be given.
+            key_mask: ``b l`` bool, true for real tokens, false for padding, which no token sees.
+            segments: ``b l`` int64 for packed rows: 0 for the first sequence of a row, 1 for the next, …
+            state: what an earlier call of a causal layer returned, to go on from there.
+
+        Returns:
+            ``b l hidden_size``, and the state after the last token (``None`` where the layer is not causal).
+        """
+        self._check(x, positions, key_mask, segments, state)
+        q, v = self._heads(self.query(x)), self._heads(self.value(x))
+        k = q if self.key is None else self._heads(self.key(x))
+        out, state = self.attention.mix(q, k, v, positions=positions, key_mask=key_mask, segments=segments, state=state)
+        return self.output(out.transpose(1, 2).flatten(2)), state if self.attention.causal else None
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.attention.num_heads, -1)).transpose(1, 2)  # b h l d
+
+    def _check(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any) -> None:
+        if x.dim() != 3 or x.shape[-1] != self.hidden_size or x.shape[1] == 0:
+            raise ValueError(f"x must have shape (batch, length, {self.hidden_size}) with a length of at least 1; it has {tuple(x.shape)}")
+        batch, length, _ = x.shape
+        if positions is not None:
+            check_positions(positions, batch, length, self.axes)
+            if not torch.compiler.is_compiling():
+                self.attention.position.check(positions)
+        elif self.axes > 1:
+            raise ValueError(f"positions must be given where there are several axes: int64 of shape ({batch}, {length}, {self.axes})")
+        elif not torch.compiler.is_compiling():
+            self.attention.position.check(torch.arange(length, device=x.device).view(1, -1, 1))
+        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (batch, length)):
+            raise ValueError(
+                f"key_mask must be bool of shape (batch, length) = ({batch}, {length}), true for real tokens; it is {key_mask.dtype} of "
+                f"shape {tuple(key_mask.shape)}"
+            )
+        for name, tensor in {"positions": positions, "key_mask": key_mask, "segments": segments}.items():
+            if tensor is not None and tensor.device != x.device:
+                raise ValueError(f"{name} is on {tensor.device}, x on {x.device}: move it there with .to(x.device)")
+        if segments is not None:
+            self.attention.require("segments")
+        if state is not None:
+            if not self.attention.causal:
+                raise ValueError("state is for causal attention: a bidirectional layer sees its whole sequence in one call")
+            self.attention.require("state")
+
+
+class PermuteFormerAttention(MultiHeadAttention):
+    """The paper's attention: linear in the length, with relative positions by permutation.
+
+    Args:
+        hidden_size: width of the input and the output.
+        num_heads: heads; each has its own permutation and its own r.
+        causal: a token sees itself and what came before, and calls can go on from a state.
+        axes: numbers in a position: 1 for text, 2 for images (then ``positions`` are to be given).
+        feature_multiplier: features a head, in units of its size: 4 in the paper's LRA models, 1 in its language model.
+        feature_map: phi, a name from ``ops.feature_map.FEATURE_MAPS``.
+        permutation: ``"random"``, ``"max_order"``, an int64 tensor (heads, features), or ``None`` for none.
+        decay: ``"auto"`` (the paper's r where ``causal``, else none), r as a number or a tensor (heads), a ``Decay``, or ``None``.
+        seed: what the permutations are drawn from; layers with the same seed share them.
+
+    >>> attention = PermuteFormerAttention(32, num_heads=4, causal=True)
+    >>> y, state = attention(torch.randn(2, 10, 32))                  # prefill or training
+    >>> y, state = attention(torch.randn(2, 1, 32), state=state)      # one more token
+    >>> y.shape
+    torch.Size([2, 1, 32])
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        causal: bool = False,
+        axes: int = 1,
+        feature_multiplier: int = 1,
+        feature_map: str = "relu_eps",
+        permutation: str | Tensor | None = "random",
+        decay: str | float | Tensor | Decay | None = "auto",
+        seed: int = 0,
+    ) -> None:
+        size = head_size(hidden_size, num_heads)
+        features = LinearAttention.feature_size(size, feature_multiplier=feature_multiplier)
+        encodings: list[PositionEncoding] = []
+        if permutation is not None:
+            encodings.append(Permute(num_heads, features, axes, permutation, seed))
+        if isinstance(decay, str):
+            if decay != "auto":
+                raise ValueError(f"decay must be 'auto', a number or a tensor in (0, 1], a Decay, or None; it is {decay!r}")
+            decay = Decay(num_heads) if causal else None
+        if decay is not None:
+            encodings.append(decay if isinstance(decay, Decay) else Decay(num_heads, decay))
+        attention = LinearAttention(num_heads, size, causal, Compose(encodings), feature_map, feature_multiplier)
+        super().__init__(hidden_size, attention, axes)
+
+
+def build(
+    attention: str,
+    positions: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    *,
+    hidden_size: int,
+    num_heads: int,
+    causal: bool = False,
+    axes: int = 1,
+    **arguments: Any,
+) -> MultiHeadAttention:
+    """A layer by names: an attention with its ``arguments``, and position encodings with theirs.
+
+    >>> layer = build("linear", [("permute", {}), ("decay", {})], hidden_size=32, num_heads=4, causal=True)
+    >>> layer(torch.randn(1, 5, 32))[0].shape
+    torch.Size([1, 5, 32])
+    """
+    size = head_size(hidden_size, num_heads)
+    features = ATTENTIONS[attention].feature_size(size, **arguments)
+    structure = {"hidden_size": hidden_size, "num_heads": num_heads, "feature_size": features, "axes": axes, "causal": causal}
+    encodings = Compose([POSITIONS.build(name, options, structure) for name, options in positions])
+    structure = {"num_heads": num_heads, "head_size": size, "causal": causal, "position": encodings}
+    return MultiHeadAttention(hidden_size, ATTENTIONS.build(attention, arguments, structure), axes)
+
+
+def head_size(hidden_size: int, num_heads: int) -> int:
+    """The size of a head; raises where the heads do not divide the width."""
+    if num_heads < 1 or hidden_size < 1 or hidden_size % num_heads:
+        raise ValueError(
+            f"hidden_size must be a multiple of num_heads, so that heads are of one size; they are {hidden_size} and {num_heads}"
+        )
+    return hidden_size // num_heads

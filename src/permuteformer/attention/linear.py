@@ -1,0 +1,135 @@
+"""Linear attention (Performer): phi(Q) (phi(K)^T V), with any encoding on its features."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, visible
+from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
+from permuteformer.ops.linear import linear_attention
+from permuteformer.positions.base import PositionEncoding
+from permuteformer.registry import unknown
+
+NORMALIZERS = ("auto", "transformed", "plain", "none")
+
+
+@ATTENTIONS.register("linear")
+class LinearAttention(Attention):
+    """Attention in linear time, and a state of constant size.
+
+    Args:
+        num_heads: heads.
+        head_size: size of a head's values.
+        causal: queries see no key after them.
+        position: transforms features (permute, rope, orthogonal) or decays weights; a bias makes it quadratic, honestly.
+        feature_map: phi, a name from ``ops.feature_map.FEATURE_MAPS``.
+        feature_multiplier: features a head, in units of the head size.
+        normalizer: what weights are divided by: the sum of ``"transformed"`` products; of ``"plain"`` ones, before the position
+            was put in; ``"none"``; or ``"auto"``: transformed where the encoding keeps them positive, else plain.
+        chunk_size: tokens a block; ``None`` for one that fits the cache.
+    """
+
+    hooks = frozenset({"transform", "bias", "log_decay"})
+    modes = frozenset({"bidirectional", "causal", "segments", "state"})
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        causal: bool = False,
+        position: PositionEncoding | None = None,
+        feature_map: str = "relu_eps",
+        feature_multiplier: int = 1,
+        normalizer: str = "auto",
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__(num_heads, head_size, causal, position)
+        if feature_map not in FEATURE_MAPS:
+            raise ValueError(unknown("feature_map", feature_map, FEATURE_MAPS))
+        if normalizer not in NORMALIZERS:
+            raise ValueError(unknown("normalizer", normalizer, NORMALIZERS))
+        self.feature_map = FEATURE_MAPS[feature_map]
+        self.num_features = self.feature_size(head_size, feature_multiplier=feature_multiplier)
+        self.normalize = normalizer != "none"
+        self.plain_normalizer = normalizer == "plain" or (normalizer == "auto" and not self.position.keeps_sign)
+        self.chunk_size = chunk_size
+        if needs_projection(self.feature_map):
+            self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size))
+            self.redraw(torch.Generator().manual_seed(0))
+
+    @classmethod
+    def feature_size(cls, head_size: int, **arguments: Any) -> int:
+        default = inspect.signature(cls).parameters["feature_multiplier"].default
+        multiplier = arguments.get("feature_multiplier", default)
+        if not isinstance(multiplier, int) or multiplier < 1:
+            raise ValueError(f"feature_multiplier must be a whole number, at least 1; it is {multiplier!r}")
+        return head_size * multiplier
+
+    @property
+    def query_key_size(self) -> int:
+        return self.head_size if needs_projection(self.feature_map) else self.num_features
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features, for maps that have them. It never happens by itself."""
+        if needs_projection(self.feature_map):
+            projection: Tensor = self.projection  # type: ignore[assignment]
+            projection.copy_(orthogonal_features(*projection.shape, generator=generator))
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
+    ) -> tuple[Tensor, Any]:
+        if "bias" in self.position.hooks:
+            return self._mix_with_bias(q, k, v, positions, key_mask, segments, state)
+        transforms = "transform" in self.position.hooks
+        return linear_attention(
+            q,
+            k,
+            v,
+            feature_map=self.feature_map,
+            parameters=self._random_features,
+            transform=self.position if transforms else None,
+            positions=positions,
+            causal=self.causal,
+            log_decay=self.position.log_decay(),
+            two_sided=self.position.two_sided,
+            key_mask=key_mask,
+            segments=segments,
+            normalize=self.normalize,
+            plain_normalizer=self.plain_normalizer,
+            state=state,
+            chunk_size=self.chunk_size,
+        )
+
+    @property
+    def _random_features(self) -> list[Tensor]:
+        return [self.projection] if needs_projection(self.feature_map) else []  # type: ignore[list-item]
+
+    def _mix_with_bias(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor | None,
+        key_mask: Tensor | None,
+        segments: Tensor | None,
+        state: KVState | None,
+    ) -> tuple[Tensor, KVState]:
+        """Weights phi(q)·phi(k) exp(bias). The bias is one number a pair, so all pairs are formed: time and memory O(l s)."""
+        b, _, length, _ = q.shape
+        positions = consecutive(state, b, length, q.device) if positions is None else positions.expand(b, -1, -1)
+        mask = torch.ones(b, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
+        q, k = self.feature_map(q, *self._random_features), self.feature_map(k, *self._random_features)
+        hidden = ~mask[:, None, :, None]
+        new = KVState(k.masked_fill(hidden, 0), v.masked_fill(hidden, 0), positions, mask, segments)
+        state = append(state, new)
+        plain = q @ state.k.transpose(-1, -2)  # b h l s
+        weights = (plain * self.position.bias(positions, state.positions).exp()).masked_fill(~visible(state, length, self.causal), 0)
+        out = weights @ state.v
+        if self.normalize:
+            total = weights.sum(-1, keepdim=True)
+            out = out / total.masked_fill(total == 0, 1)
+        return out, state

@@ -1,0 +1,42 @@
+"""Softmax attention, by PyTorch's scaled_dot_product_attention: the Transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, visible
+
+
+@ATTENTIONS.register("softmax")
+class SoftmaxAttention(Attention):
+    """exp(q·k / sqrt d) over its sum, quadratic in the length. Its state keeps every key and value."""
+
+    hooks = frozenset({"transform", "bias"})
+    modes = frozenset({"bidirectional", "causal", "segments", "state"})
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
+    ) -> tuple[Tensor, KVState]:
+        b, _, length, _ = q.shape
+        positions = consecutive(state, b, length, q.device) if positions is None else positions.expand(b, -1, -1)
+        if "transform" in self.position.hooks:
+            tables = self.position.tables(positions)
+            q, k = self.position.transform(q, tables), self.position.transform(k, tables)
+        hides = key_mask is not None or segments is not None or state is not None
+        if key_mask is None:
+            key_mask = torch.ones(b, length, dtype=torch.bool, device=q.device)
+        else:  # a weight of zero would not hide a NaN in the padding
+            hidden = ~key_mask[:, None, :, None]
+            k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+        state = append(state, KVState(k, v, positions, key_mask, segments))
+        biased = "bias" in self.position.hooks
+        if not hides and not biased:
+            return F.scaled_dot_product_attention(q, state.k, state.v, is_causal=self.causal), state
+        mask = visible(state, length, self.causal)
+        bias = self.position.bias(positions, state.positions).to(q.dtype).masked_fill(~mask, -torch.inf) if biased else mask
+        out = F.scaled_dot_product_attention(q, state.k, state.v, attn_mask=bias)
+        return out.masked_fill(~mask.any(-1, keepdim=True), 0), state

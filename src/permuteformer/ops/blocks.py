@@ -1,0 +1,262 @@
+"""What one block of a sequence does in linear attention: the mathematics of the blocked passes.
+
+What the keys outside a block leave behind is a carry of m x (v + 1) numbers a head. A block reads the carry, adds the
+pairs within itself, and writes its own keys into the carry for the next block.
+
+Positions cost no table. Scores depend on i - j alone, so where positions are consecutive every block counts from its own
+first token (the powers of one block serve all), and the carry is moved by -C when C tokens have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Transform(Protocol):
+    """A linear map of the features of each token by its position: see ``positions.base.PositionEncoding``."""
+
+    is_group: bool
+
+    def tables(self, positions: Tensor) -> Any: ...
+
+    def transform(self, x: Tensor, tables: Any) -> Tensor: ...
+
+
+class Carry(NamedTuple):
+    """What keys outside a block leave behind, decayed to the block's edge."""
+
+    kv: Tensor
+    """``b h v m``: sum of v_j f(k_j)^T."""
+    z: Tensor
+    """``b h 1 m``: sum of f(k_j), or of the features before the transform."""
+
+
+class Decays(NamedTuple):
+    """Powers of r for a block of C tokens, t = 0 … C-1. Every exponent is 0 or more, so none overflows."""
+
+    within: Tensor
+    """``h C C``: r^|t - t'|."""
+    read: Tensor
+    """``h C 1``: r^(t+1), what is left of the carry at token t."""
+    write: Tensor
+    """``h C 1``: r^(C-1-t), what is left of token t at the block's end."""
+    across: Tensor
+    """``h 1 1``: r^C."""
+
+
+class Reach(NamedTuple):
+    """Who sees whom where a row holds several segments; ``None`` is everybody."""
+
+    visible: Tensor | None
+    """bool, broadcasts to ``b h C C``: query t sees key t'."""
+    reads: Tensor | None = None
+    """``b 1 C 1``: token t is of the segment that the carry is of."""
+    writes: Tensor | None = None
+    """``b 1 C 1``: token t is of the segment that goes on beyond the block."""
+    keeps: Tensor | None = None
+    """``b 1 1 1``: the carry's segment goes on beyond the block."""
+
+
+@dataclass
+class Blocks:
+    """A linear attention to be computed: everything about it that no gradient flows to."""
+
+    length: int
+    chunk: int
+    feature_map: Callable[..., Tensor]
+    transform: Transform | None
+    positions: Tensor | None
+    """``b l a``, or ``None`` for consecutive positions, counted by each block from its first token."""
+    key_mask: Tensor | None
+    segments: Tensor | None
+    first_segment: Tensor | None
+    """``b``: the segment that the initial carry is of; ``None`` where there is none."""
+    causal: bool
+    normalize: bool
+    plain_normalizer: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def slices(self) -> list[slice]:
+        return [slice(start, min(start + self.chunk, self.length)) for start in range(0, self.length, self.chunk)]
+
+    def size(self, n: int) -> int:
+        return self.slices[n].stop - self.slices[n].start
+
+    # Features
+
+    def features(self, x: Tensor, tables: Any, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """phi(x) and M_i phi(x) of a block: ``b h C m`` twice."""
+        plain = self.feature_map(x.to(self.dtype), *parameters)
+        return plain, plain if self.transform is None else self.transform.transform(plain, tables)
+
+    def keys(self, n: int, k: Tensor, v: Tensor, tables: Any, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of a block's keys (for the normaliser, and for the scores) and its values, nothing where masked."""
+        plain, k = self.features(k, tables, parameters)
+        v = v.to(self.dtype)
+        if self.key_mask is not None:
+            hidden = ~self.key_mask[:, None, self.slices[n], None]
+            # Values too: zero times a NaN in the padding would be NaN.
+            plain, k, v = plain.masked_fill(hidden, 0), k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+        return (plain if self.plain_normalizer else k), k, v
+
+    def tables(self, n: int) -> Any:
+        if self.transform is None:
+            return None
+        if self.positions is None:
+            return self._relative[self.size(n)]
+        return self.transform.tables(self.positions[:, self.slices[n]])
+
+    @cached_property
+    def _relative(self) -> dict[int, Any]:
+        assert self.transform is not None
+        sizes = {self.size(0), self.size(len(self.slices) - 1)}
+        return {size: self.transform.tables(torch.arange(size, device=self.device).view(1, -1, 1)) for size in sizes}
+
+    def move(self, carry: Carry, tokens: int) -> Carry:
+        """The carry as seen from ``tokens`` further on: its keys' positions count from there."""
+        if self.transform is None or self.positions is not None:
+            return carry
+        return transport(self.transform, carry, torch.tensor([[[-tokens]]], device=self.device), self.plain_normalizer)
+
+    # Reach
+
+    def reach_left(self, n: int) -> Reach:
+        """Who sees whom in block n, and how it meets the carry from the left."""
+        block = self.slices[n]
+        size = self.size(n)
+        below = torch.ones(size, size, dtype=torch.bool, device=self.device).tril() if self.causal else None
+        if self.segments is None:
+            return Reach(below)
+        here = self.segments[:, block]
+        same = here[:, None, :, None] == here[:, None, None, :]  # b 1 C C
+        same = same if below is None else same & below
+        before = self.first_segment if n == 0 else self.segments[:, block.start - 1]
+        return self._meet(same, here, here[:, -1], before)
+
+    def reach_right(self, n: int) -> Reach:
+        """How block n meets the carry from the right: its first segment may have begun in the block before."""
+        if self.segments is None:
+            return Reach(None)
+        block = self.slices[n]
+        here = self.segments[:, block]
+        after = self.segments[:, block.stop] if block.stop < self.length else None
+        return self._meet(None, here, here[:, 0], after)
+
+    @staticmethod
+    def _meet(visible: Tensor | None, here: Tensor, leaving: Tensor, carried: Tensor | None) -> Reach:
+        writes = (here == leaving[:, None])[:, None, :, None]
+        if carried is None:  # no carry, or one that is zero
+            return Reach(visible, None, writes, None)
+        return Reach(visible, (here == carried[:, None])[:, None, :, None], writes, (leaving == carried)[:, None, None, None])
+
+    # The three things a block does
+
+    def read(self, q: Tensor, q_total: Tensor, carry: Carry, weight: Tensor | None, reads: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Numerator ``b h C v`` and normaliser ``b h C 1`` that the carry gives to the queries of a block."""
+        numerator, total = q @ carry.kv.transpose(-1, -2), q_total @ carry.z.transpose(-1, -2)
+        if weight is not None:
+            numerator, total = numerator * weight, total * weight
+        if reads is not None:
+            numerator, total = numerator.masked_fill(~reads, 0), total.masked_fill(~reads, 0)
+        return numerator, total
+
+    def write(self, k_total: Tensor, k: Tensor, v: Tensor, carry: Carry, decays: Decays | None, reach: Reach, flip: bool = False) -> Carry:
+        """The carry after the block's keys have joined it."""
+        kv, z = carry
+        if reach.keeps is not None:
+            kv, z = kv.masked_fill(~reach.keeps, 0), z.masked_fill(~reach.keeps, 0)
+        if reach.writes is not None:
+            k_total, k, v = (x.masked_fill(~reach.writes, 0) for x in (k_total, k, v))
+        if decays is None:
+            return Carry(kv + v.transpose(-1, -2) @ k, z + k_total.sum(-2, keepdim=True))
+        weight = decays.write.flip(-2) if flip else decays.write
+        new_kv, new_z = (v * weight).transpose(-1, -2) @ k, weight.transpose(-1, -2) @ k_total
+        return Carry(kv * decays.across + new_kv, z * decays.across + new_z)
+
+    def within(
+        self, queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor, Tensor], decays: Decays | None, visible: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Numerator and normaliser from the pairs inside a block."""
+        (q_plain, q), (k_total, k, v) = queries, keys
+
+        def scores(q: Tensor, k: Tensor) -> Tensor:
+            scores = q @ k.transpose(-1, -2)  # b h C C
+            if decays is not None:
+                scores = scores * decays.within
+            return scores if visible is None else scores.masked_fill(~visible, 0)
+
+        weights = scores(q, k)
+        totals = scores(q_plain, k_total) if self.plain_normalizer else weights
+        if visible is not None and not bool(v.sum().isfinite()):
+            # A weight of zero does not hide a NaN: take it out, and give it to those who see it.
+            bad = ~v.isfinite().all(-1)
+            poisoned = (visible & bad.unsqueeze(-2)).any(-1, keepdim=True)
+            numerator = (weights @ v.masked_fill(bad.unsqueeze(-1), 0)).masked_fill(poisoned, torch.nan)
+        else:
+            numerator = weights @ v
+        return numerator, totals.sum(-1, keepdim=True)
+
+    def divide(self, numerator: Tensor, total: Tensor) -> Tensor:
+        """Equation 3; zero where a query sees no key."""
+        return numerator / total.masked_fill(total == 0, 1) if self.normalize else numerator
+
+    # Blocks as functions of tensors, which the passes below call forward and differentiate
+
+    def scan_block(
+        self, n: int, q: Tensor, k: Tensor, v: Tensor, left: Carry, right: Carry | None, decays: Decays | None, parameters: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Output of block n, and the carry it hands to block n + 1."""
+        tables, reach = self.tables(n), self.reach_left(n)
+        queries, keys = self.features(q, tables, parameters), self.keys(n, k, v, tables, parameters)
+        q_total = queries[0] if self.plain_normalizer else queries[1]
+        numerator, total = self.within(queries, keys, decays, reach.visible)
+        parts = [self.read(queries[1], q_total, left, None if decays is None else decays.read, reach.reads)]
+        if right is not None:
+            weight = None if decays is None else decays.read.flip(-2)
+            parts.append(self.read(queries[1], q_total, right, weight, self.reach_right(n).reads))
+        for part in parts:
+            numerator, total = numerator + part[0], total + part[1]
+        return self.divide(numerator, total), *self.move(self.write(*keys, left, decays, reach), self.size(n))
+
+    def right_block(
+        self, n: int, k: Tensor, v: Tensor, right: Carry, decays: Decays | None, parameters: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The carry from the right that block n hands to block n - 1."""
+        keys = self.keys(n, k, v, self.tables(n), parameters)
+        return self.move(self.write(*keys, right, decays, self.reach_right(n), flip=True), -self.size(n - 1))
+
+    def sum_block(self, n: int, k: Tensor, v: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The carry with the keys of block n, seen from block n + 1: for attention that sees everything."""
+        keys = self.keys(n, k, v, self.tables(n), parameters)
+        return self.move(self.write(*keys, carry, None, Reach(None)), self.size(n))
+
+    def read_block(self, n: int, q: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> Tensor:
+        plain, q = self.features(q, self.tables(n), parameters)
+        return self.divide(*self.read(q, plain if self.plain_normalizer else q, carry, None, None))
+
+
+def transport(transform: Transform, carry: Carry, by: Tensor, plain_normalizer: bool) -> Carry:
+    """The carry with all its keys' positions moved by ``by``, ``b 1 a``."""
+    tables = transform.tables(by)
+    kv = transform.transform(carry.kv, tables)
+    return Carry(kv, carry.z if plain_normalizer else transform.transform(carry.z, tables))
+
+
+def decay_powers(log_decay: Tensor, size: int) -> Decays:
+    """Powers of r for a block of ``size`` tokens, from log r ``h``."""
+    t = torch.arange(size, device=log_decay.device, dtype=log_decay.dtype)
+    log = log_decay[:, None, None]
+    return Decays(
+        within=(log * (t[:, None] - t).abs()).exp(),
+        read=(log * (t + 1)[:, None]).exp(),
+        write=(log * (size - 1 - t)[:, None]).exp(),
+        across=(log * size).exp(),
+    )

@@ -1,0 +1,93 @@
+"""Feature maps phi: what turns queries and keys into features whose dot product is a similarity.
+
+A map is one function of ``x`` (``… d``) to features (``… m``), registered by its name. A map that needs random
+features takes them as a second argument, ``projection``, drawn by whoever holds it: see ``favor``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+FeatureMap = Callable[..., Tensor]
+
+FEATURE_MAPS: dict[str, FeatureMap] = {}
+
+
+def feature_map(function: FeatureMap) -> FeatureMap:
+    """Decorator: register a feature map under the function's name. A name that is taken is refused."""
+    name = function.__name__
+    if name in FEATURE_MAPS:
+        raise ValueError(f"feature map {name!r} is registered already; choose another name")
+    FEATURE_MAPS[name] = function
+    return function
+
+
+def needs_projection(function: FeatureMap) -> bool:
+    """Whether the map takes random features as its second argument."""
+    return len(inspect.signature(function).parameters) > 1
+
+
+@feature_map
+def relu_eps(x: Tensor) -> Tensor:
+    """The paper's map (equation 15): max(x, 0) + 0.001. The constant keeps the normaliser away from zero.
+
+    >>> relu_eps(torch.tensor([-1.0, 2.0]))
+    tensor([0.0010, 2.0010])
+    """
+    return F.relu(x) + 1e-3
+
+
+@feature_map
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0). A query whose every feature is 0 gets the output 0."""
+    return F.relu(x)
+
+
+@feature_map
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2."""
+    return F.relu(x).square()
+
+
+@feature_map
+def elu(x: Tensor) -> Tensor:
+    """elu(x) + 1, of Katharopoulos et al. (2020)."""
+    return F.elu(x) + 1
+
+
+@feature_map
+def exp(x: Tensor) -> Tensor:
+    """exp(x), element by element; it overflows float32 where x > 88."""
+    return x.exp()
+
+
+@feature_map
+def favor(x: Tensor, projection: Tensor) -> Tensor:
+    """FAVOR+ of Choromanski et al. (2020): positive random features of the softmax kernel exp(q·k / sqrt d).
+
+    ``x``: ``b h l d``. ``projection``: ``h m d`` from ``orthogonal_features``. The exponent w·x - |x|^2/2 is at most
+    |w|^2/2, so no running maximum is taken from other tokens, which a causal or a split sequence could not know.
+    """
+    x = x * x.shape[-1] ** -0.25
+    exponent = x @ projection.to(x.dtype).transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2  # b h l m
+    return (exponent.exp() + 1e-6) * projection.shape[-2] ** -0.5
+
+
+def orthogonal_features(num_heads: int, num_features: int, size: int, generator: torch.Generator | None = None) -> Tensor:
+    """Random directions ``h m d`` for ``favor``: orthogonal within each group of d, with the lengths of Gaussian vectors.
+
+    >>> orthogonal_features(2, 10, 4).shape
+    torch.Size([2, 10, 4])
+    """
+    groups = -(-num_features // size)
+    gaussian = torch.randn(num_heads, groups, size, size, generator=generator, dtype=torch.float64)
+    directions, triangle = torch.linalg.qr(gaussian)
+    directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # uniform over rotations
+    directions = directions.flatten(1, 2)[:, :num_features]
+    lengths = torch.randn(num_heads, num_features, size, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    return (directions * lengths).float()

@@ -1,0 +1,133 @@
+"""The contract of a position encoding, and the composition of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from permuteformer.registry import Registry
+
+POSITIONS: Registry[type[PositionEncoding]] = Registry("position encoding", "permuteformer.positions")
+
+HOOKS = ("embed", "transform", "bias", "log_decay")
+"""What an encoding can do to a model. An attention says which of them it honours."""
+
+
+class PositionEncoding(nn.Module):
+    """Where tokens are, told to attention. Override the hooks that say what the encoding is; the others do nothing.
+
+    Positions are an int64 tensor ``b l a``, with a axes (1 for text, 2 for an image); b may be 1. An encoding sees
+    positions and nothing of width, prefix or length, so that the caller decides alone where a token stands.
+    """
+
+    keeps_sign: ClassVar[bool] = True
+    """Whether ``transform`` maps positive features to positive ones (Property 3). Where it does not, linear attention
+    takes its normaliser from the features before ``transform``."""
+
+    is_group: ClassVar[bool] = False
+    """Whether ``transform`` at i + j is ``transform`` at i of ``transform`` at j, and keeps dot products. Then blocks of
+    a sequence can each count from their own first token, with the tables of one block for all."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add the position to embeddings ``b l d``."""
+        return x
+
+    def tables(self, positions: Tensor) -> Any:
+        """What ``transform`` has to know of these positions: ``b l a`` to one tensor or a tuple of them."""
+        return positions
+
+    def transform(self, x: Tensor, tables: Any) -> Tensor:
+        """M_i x_i of equation 7 for queries or keys ``b h l m``: a linear map of each token's features."""
+        return x
+
+    def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """A term for each query and key, ``b h l s``: added to the scores of softmax, as its exponential a factor of a kernel."""
+        raise NotImplementedError(f"{type(self).__name__} has no bias")
+
+    def log_decay(self) -> Tensor | None:
+        """log r of each head, ``h``: a key one token further away weighs r times as much."""
+        return None
+
+    two_sided: bool = False
+    """Whether the decay runs both ways, r^|i-j|, as an encoder needs it."""
+
+    def check(self, positions: Tensor) -> None:
+        """Raise or warn where positions are more than the encoding can tell apart."""
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        """The hooks this encoding uses: those its class overrides."""
+        return frozenset(hook for hook in HOOKS if getattr(type(self), hook) is not getattr(PositionEncoding, hook))
+
+
+class Compose(PositionEncoding):
+    """Several encodings as one. ``Compose([permute, decay])`` is PermuteFormer; the paper's ablations are shorter lists.
+
+    At most one may transform, one bias, one decay: two of a kind would be applied one over the other unseen.
+    """
+
+    def __init__(self, encodings: Iterable[PositionEncoding]) -> None:
+        super().__init__()
+        self.encodings = nn.ModuleList(encodings)
+        for hook in ("transform", "bias", "log_decay"):
+            users = [type(encoding).__name__ for encoding in self._encodings() if hook in encoding.hooks]
+            if len(users) > 1:
+                raise ValueError(f"position encodings {' and '.join(users)} both define {hook!r}: keep one of them")
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        return frozenset[str]().union(*(encoding.hooks for encoding in self._encodings()))
+
+    @property
+    def keeps_sign(self) -> bool:  # type: ignore[override]
+        return all(encoding.keeps_sign for encoding in self._encodings())
+
+    @property
+    def is_group(self) -> bool:  # type: ignore[override]
+        return self._the("transform").is_group
+
+    @property
+    def two_sided(self) -> bool:  # type: ignore[override]
+        return self._the("log_decay").two_sided
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        for encoding in self._encodings():
+            x = encoding.embed(x, positions)
+        return x
+
+    def tables(self, positions: Tensor) -> Any:
+        return self._the("transform").tables(positions)
+
+    def transform(self, x: Tensor, tables: Any) -> Tensor:
+        return self._the("transform").transform(x, tables)
+
+    def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        return self._the("bias").bias(query_positions, key_positions)
+
+    def log_decay(self) -> Tensor | None:
+        return self._the("log_decay").log_decay()
+
+    def check(self, positions: Tensor) -> None:
+        for encoding in self._encodings():
+            encoding.check(positions)
+
+    def _encodings(self) -> list[PositionEncoding]:
+        return list(self.encodings)  # type: ignore[arg-type]
+
+    def _the(self, hook: str) -> PositionEncoding:
+        """The one encoding that defines ``hook``, or one that does nothing."""
+        return next((encoding for encoding in self._encodings() if hook in encoding.hooks), PositionEncoding())
+
+
+def check_positions(positions: Tensor, batch: int, length: int, axes: int) -> None:
+    """Raise unless ``positions`` is an integer tensor ``b l a`` for this batch, or ``1 l a``."""
+    if positions.dtype != torch.int64:
+        raise TypeError(f"positions must be int64, not {positions.dtype}; convert them with .long()")
+    if positions.dim() != 3 or positions.shape[0] not in (1, batch) or positions.shape[1:] != (length, axes):
+        raise ValueError(
+            f"positions must have shape (batch, length, axes) = ({batch}, {length}, {axes}), or batch 1 for all rows alike; "
+            f"they have {tuple(positions.shape)}"
+        )

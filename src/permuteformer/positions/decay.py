@@ -1,0 +1,69 @@
+"""The paper's r: a key's weight shrinks by r with every token between it and the query (equation 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from permuteformer.positions.base import POSITIONS, PositionEncoding
+
+
+@POSITIONS.register("decay")
+class Decay(PositionEncoding):
+    """r^(i-j) for each head, counted in tokens. r^-j itself is never formed, so no length overflows.
+
+    Args:
+        num_heads: heads, each with its own r.
+        r: one number for all heads, or a tensor ``h``, in (0, 1]. ``None`` is the paper's sigmoid(2 + 3h/H): with 8 heads
+            0.881 to 0.990.
+        learnable: train r (as its logit, so that it stays in (0, 1)).
+        two_sided: weigh by r^|i-j| in a bidirectional model. The paper has r in causal models only.
+
+    >>> Decay(num_heads=8).r[[0, -1]]
+    tensor([0.8808, 0.9903])
+    """
+
+    def __init__(self, num_heads: int, r: float | Tensor | None = None, learnable: bool = False, two_sided: bool = False) -> None:
+        super().__init__()
+        self.two_sided = two_sided
+        self.learnable = learnable
+        if r is None:
+            logit = 2 + 3 * torch.arange(num_heads, dtype=torch.float64) / num_heads
+            log_r = nn.functional.logsigmoid(logit)
+        else:
+            r = torch.as_tensor(r, dtype=torch.float64)
+            if r.shape not in ((), (num_heads,)) or not ((0 < r) & (r <= 1)).all():
+                raise ValueError(f"r must be a number, or a tensor of {num_heads}, one a head, in (0, 1]; it is {r.tolist()}")
+            log_r = r.log().expand(num_heads).clone()
+            logit = r.logit().expand(num_heads).clone()
+        if learnable:
+            if not logit.isfinite().all():
+                raise ValueError("r must be below 1 where it is learnable: its logit is what is trained; start it at 0.99, say")
+            self.logit = nn.Parameter(logit.float())
+        else:
+            self.register_buffer("log_r", log_r.float())
+
+    @property
+    def r(self) -> Tensor:
+        """r of each head."""
+        return self.log_decay().exp()
+
+    def log_decay(self) -> Tensor:
+        if self.learnable:
+            return nn.functional.logsigmoid(self.logit)
+        assert isinstance(self.log_r, Tensor)
+        return self.log_r
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decay:
+        """A fixed r moves between devices, but stays in float32 when a model is cast: bfloat16 has 3 digits of it."""
+        before = self._buffers.get("log_r")
+        super()._apply(fn, recurse)
+        after = self._buffers.get("log_r")
+        if before is not None and after is not None and after.dtype != before.dtype:
+            self.log_r = before.to(after.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"learnable={self.learnable}, two_sided={self.two_sided}"

@@ -1,0 +1,123 @@
+"""The paper's encoding: token i's features are permuted i times (equations 11 and 14)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from permuteformer.ops.permutation import (
+    Cycles,
+    axis_sizes,
+    canonical,
+    decompose,
+    max_order_permutation,
+    period,
+    permutation_power,
+    permute_features,
+    random_permutation,
+)
+from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.registry import unknown
+
+KINDS = {"random": random_permutation, "max_order": max_order_permutation}
+
+
+@POSITIONS.register("permute")
+class Permute(PositionEncoding):
+    """A fixed permutation a head, applied as often as the token's position says.
+
+    With several axes each moves its own share of the features, by a permutation of its own (``same_axes`` gives the
+    shares of equal size the same one, as the authors' code does).
+
+    Args:
+        num_heads: heads, each with its own permutation.
+        feature_size: features of a head, m.
+        axes: numbers in a position: 1 for text, 2 for images.
+        permutation: ``"random"`` (the paper), ``"max_order"`` (the longest period one head of this size can have), or an
+            int64 tensor ``h m`` of your own.
+        seed: what ``"random"`` and ``"max_order"`` are drawn from. The same seed in every layer shares the permutations.
+        same_axes: draw one permutation for all axes.
+
+    >>> encoding = Permute(num_heads=8, feature_size=64)
+    >>> encoding.tables(torch.tensor([[[0], [1], [10**12]]])).shape    # b h l m
+    torch.Size([1, 8, 3, 64])
+    """
+
+    is_group = True
+    permutation: Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        feature_size: int,
+        axes: int = 1,
+        permutation: str | Tensor = "random",
+        seed: int = 0,
+        same_axes: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(permutation, Tensor):
+            if permutation.shape != (num_heads, feature_size):
+                raise ValueError(
+                    f"permutation must have shape (heads, features) = ({num_heads}, {feature_size}); it has {tuple(permutation.shape)}"
+                )
+        elif permutation not in KINDS:
+            raise ValueError(unknown("permutation", permutation, KINDS) + ", or an int64 tensor (heads, features)")
+        else:
+            permutation = _draw(permutation, num_heads, axis_sizes(feature_size, axes), seed, same_axes)
+        self.axes = axes
+        self.register_buffer("permutation", permutation.clone())
+        self.derive()
+        self.register_load_state_dict_post_hook(lambda module, _: module.derive())
+
+    def derive(self) -> None:
+        """Take the permutation apart into cycles, again whenever it was loaded."""
+        cycles = decompose(self.permutation, self.axes)
+        for name in ("feature", "rank", "start", "length", "axis"):
+            self.register_buffer(name, getattr(cycles, name), persistent=False)
+        self.contiguous = cycles.contiguous
+        self.period = period(cycles)
+
+    @property
+    def cycles(self) -> Cycles:
+        return Cycles(*(getattr(self, name) for name in Cycles._fields))
+
+    def tables(self, positions: Tensor) -> Tensor:
+        return permutation_power(self.cycles, positions)  # b h l m
+
+    def transform(self, x: Tensor, tables: Any) -> Tensor:
+        return permute_features(x, tables)
+
+    def check(self, positions: Tensor) -> None:
+        """Warn where a distance is longer than the period, after which all heads together repeat."""
+        for axis, period_ in enumerate(self.period):
+            if positions.shape[1] <= period_:
+                continue
+            extent = int(positions[..., axis].max() - positions[..., axis].min()) + 1
+            if extent > period_:
+                warnings.warn(
+                    f"positions on axis {axis} reach over {extent:,}, but the permutations of all heads together repeat after "
+                    f"{period_:,}: distances that differ by it look the same. More heads, a larger feature_multiplier or "
+                    'permutation="max_order" make the period longer.',
+                    stacklevel=2,
+                )
+
+    def extra_repr(self) -> str:
+        heads, features = self.permutation.shape
+        return f"heads={heads}, features={features}, axes={self.axes}, period={'x'.join(f'{p:,}' for p in self.period)}"
+
+
+def _draw(kind: str, num_heads: int, sizes: list[int], seed: int, same_axes: bool) -> Tensor:
+    """A permutation of all the features of a head, put together from one an axis, with every cycle contiguous."""
+    generator = torch.Generator().manual_seed(seed)
+    shares: list[Tensor] = []
+    for size in sizes:
+        if same_axes and shares and shares[0].shape[-1] == size:
+            shares.append(shares[0])
+        else:
+            shares.append(canonical(KINDS[kind](num_heads, size, generator)))
+    offsets = [sum(sizes[:axis]) for axis in range(len(sizes))]
+    return torch.cat([share + offset for share, offset in zip(shares, offsets, strict=True)], dim=-1)

@@ -130,8 +130,8 @@ def append(state: KVState | None, new: KVState) -> KVState:
         return new
     if state.k.shape[:2] != new.k.shape[:2] or state.k.shape[-1] != new.k.shape[-1] or state.k.device != new.k.device:
         raise ValueError(
-            f"state holds keys of shape {tuple(state.k.shape)} on {state.k.device}, but this call has {tuple(new.k.shape)} on {new.k.device}: "
-            "pass the state that the same layer returned for the same batch"
+            f"state holds keys of shape {tuple(state.k.shape)} on {state.k.device}, but this call has {tuple(new.k.shape)} on "
+            f"{new.k.device}: pass the state that the same layer returned for the same batch"
         )
     segments = None
     if new.segments is not None:

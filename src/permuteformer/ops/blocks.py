@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -83,9 +82,15 @@ class Blocks:
     dtype: torch.dtype
     device: torch.device
 
-    @cached_property
-    def slices(self) -> list[slice]:
-        return [slice(start, min(start + self.chunk, self.length)) for start in range(0, self.length, self.chunk)]
+    def __post_init__(self) -> None:
+        starts = range(0, self.length, self.chunk)
+        self.slices = [slice(start, min(start + self.chunk, self.length)) for start in starts]
+        self.sizes = {self.size(0), self.size(len(self.slices) - 1)}
+        """The common size of a block, and that of the last one."""
+        self._relative: dict[int, Any] = {}
+        if self.transform is not None and self.positions is None:
+            for size in self.sizes:
+                self._relative[size] = self.transform.tables(torch.arange(size, device=self.device).view(1, -1, 1))
 
     def size(self, n: int) -> int:
         return self.slices[n].stop - self.slices[n].start
@@ -113,12 +118,6 @@ class Blocks:
         if self.positions is None:
             return self._relative[self.size(n)]
         return self.transform.tables(self.positions[:, self.slices[n]])
-
-    @cached_property
-    def _relative(self) -> dict[int, Any]:
-        assert self.transform is not None
-        sizes = {self.size(0), self.size(len(self.slices) - 1)}
-        return {size: self.transform.tables(torch.arange(size, device=self.device).view(1, -1, 1)) for size in sizes}
 
     def move(self, carry: Carry, tokens: int) -> Carry:
         """The carry as seen from ``tokens`` further on: its keys' positions count from there."""
@@ -195,7 +194,7 @@ class Blocks:
 
         weights = scores(q, k)
         totals = scores(q_plain, k_total) if self.plain_normalizer else weights
-        if visible is not None and not bool(v.sum().isfinite()):
+        if visible is not None and (torch.compiler.is_compiling() or not bool(v.sum().isfinite())):
             # A weight of zero does not hide a NaN: take it out, and give it to those who see it.
             bad = ~v.isfinite().all(-1)
             poisoned = (visible & bad.unsqueeze(-2)).any(-1, keepdim=True)

@@ -170,12 +170,12 @@ def _check(
     segments: Tensor | None,
     chunk_size: int | None,
 ) -> None:
-    b, h, length = q.shape[:3]
-    if q.dim() != 4 or k.shape != q.shape or v.dim() != 4 or v.shape[:3] != q.shape[:3] or length == 0:
+    if q.dim() != 4 or k.shape != q.shape or v.dim() != 4 or v.shape[:3] != q.shape[:3] or q.shape[2] == 0:
         raise ValueError(
             "q and k must have one shape (batch, heads, length, size), and v the same but for its size, with a length of at "
             f"least 1; they have {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         )
+    b, h, length, _ = q.shape
     given = {"k": k, "v": v, "positions": positions, "log_decay": log_decay, "key_mask": key_mask, "segments": segments}
     for name, tensor in given.items():
         if tensor is not None and tensor.device != q.device:
@@ -197,7 +197,8 @@ def _check(
     if segments is not None:
         if segments.dtype != torch.int64 or segments.shape != (b, length):
             raise ValueError(
-                f"segments must be int64 of shape (batch, length) = ({b}, {length}); they are {segments.dtype} of shape {tuple(segments.shape)}"
+                f"segments must be int64 of shape (batch, length) = ({b}, {length}); they are {segments.dtype} of shape "
+                f"{tuple(segments.shape)}"
             )
         if not torch.compiler.is_compiling() and (segments.diff(dim=1) < 0).any():
             raise ValueError("segments must not decrease along a row: number the packed sequences of a row 0, 1, 2, … in their order")

@@ -42,9 +42,8 @@ def _output(q: Tensor, v: Tensor) -> Tensor:
 
 
 def _powers(blocks: Blocks, log_decay: Tensor | None) -> dict[int, Decays | None]:
-    """Powers of r for the block sizes there are: the common one and that of the last block."""
-    sizes = {blocks.size(0), blocks.size(len(blocks.slices) - 1)}
-    return {size: None if log_decay is None else decay_powers(log_decay.to(blocks.dtype), size) for size in sizes}
+    """Powers of r for each size of block there is."""
+    return {size: None if log_decay is None else decay_powers(log_decay.to(blocks.dtype), size) for size in blocks.sizes}
 
 
 def _scan(

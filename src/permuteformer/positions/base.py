@@ -72,54 +72,63 @@ class Compose(PositionEncoding):
     def __init__(self, encodings: Iterable[PositionEncoding]) -> None:
         super().__init__()
         self.encodings = nn.ModuleList(encodings)
-        for hook in ("transform", "bias", "log_decay"):
-            users = [type(encoding).__name__ for encoding in self._encodings() if hook in encoding.hooks]
-            if len(users) > 1:
-                raise ValueError(f"position encodings {' and '.join(users)} both define {hook!r}: keep one of them")
+        self._users = {hook: [n for n, encoding in enumerate(self._all()) if hook in encoding.hooks] for hook in HOOKS}
+        for hook, users in self._users.items():
+            if hook != "embed" and len(users) > 1:
+                names = " and ".join(type(self.encodings[n]).__name__ for n in users)
+                raise ValueError(f"position encodings {names} both define {hook!r}: keep one of them")
 
     @property
     def hooks(self) -> frozenset[str]:
-        return frozenset[str]().union(*(encoding.hooks for encoding in self._encodings()))
+        return frozenset(hook for hook, users in self._users.items() if users)
 
     @property
     def keeps_sign(self) -> bool:  # type: ignore[override]
-        return all(encoding.keeps_sign for encoding in self._encodings())
+        return all(encoding.keeps_sign for encoding in self._all())
 
     @property
     def is_group(self) -> bool:  # type: ignore[override]
-        return self._the("transform").is_group
+        return all(encoding.is_group for encoding in self._of("transform"))
 
     @property
     def two_sided(self) -> bool:  # type: ignore[override]
-        return self._the("log_decay").two_sided
+        return any(encoding.two_sided for encoding in self._of("log_decay"))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        for encoding in self._encodings():
+        for encoding in self._of("embed"):
             x = encoding.embed(x, positions)
         return x
 
     def tables(self, positions: Tensor) -> Any:
-        return self._the("transform").tables(positions)
+        for encoding in self._of("transform"):
+            return encoding.tables(positions)
+        return super().tables(positions)
 
     def transform(self, x: Tensor, tables: Any) -> Tensor:
-        return self._the("transform").transform(x, tables)
+        for encoding in self._of("transform"):
+            x = encoding.transform(x, tables)
+        return x
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        return self._the("bias").bias(query_positions, key_positions)
+        for encoding in self._of("bias"):
+            return encoding.bias(query_positions, key_positions)
+        return super().bias(query_positions, key_positions)
 
     def log_decay(self) -> Tensor | None:
-        return self._the("log_decay").log_decay()
+        for encoding in self._of("log_decay"):
+            return encoding.log_decay()
+        return None
 
     def check(self, positions: Tensor) -> None:
-        for encoding in self._encodings():
+        for encoding in self._all():
             encoding.check(positions)
 
-    def _encodings(self) -> list[PositionEncoding]:
+    def _all(self) -> list[PositionEncoding]:
         return list(self.encodings)  # type: ignore[arg-type]
 
-    def _the(self, hook: str) -> PositionEncoding:
-        """The one encoding that defines ``hook``, or one that does nothing."""
-        return next((encoding for encoding in self._encodings() if hook in encoding.hooks), PositionEncoding())
+    def _of(self, hook: str) -> list[PositionEncoding]:
+        """The encodings that define ``hook``: one or none, but for ``embed``."""
+        return [self.encodings[n] for n in self._users[hook]]  # type: ignore[misc]
 
 
 def check_positions(positions: Tensor, batch: int, length: int, axes: int) -> None:

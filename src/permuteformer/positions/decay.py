@@ -34,7 +34,7 @@ class Decay(PositionEncoding):
             log_r = nn.functional.logsigmoid(logit)
         else:
             r = torch.as_tensor(r, dtype=torch.float64)
-            if r.shape not in ((), (num_heads,)) or not ((0 < r) & (r <= 1)).all():
+            if r.shape not in ((), (num_heads,)) or not ((r > 0) & (r <= 1)).all():
                 raise ValueError(f"r must be a number, or a tensor of {num_heads}, one a head, in (0, 1]; it is {r.tolist()}")
             log_r = r.log().expand(num_heads).clone()
             logit = r.logit().expand(num_heads).clone()

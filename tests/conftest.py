@@ -1,0 +1,22 @@
+import os
+
+# bfloat16 products kill the process on virtual machines that advertise AMX without granting it; set before torch is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=40, derandomize=True)
+hypothesis.settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same numbers in every run, and memory that nobody filled is NaN, so that reading it shows."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,118 @@
+"""Every attention with every position encoding it honours, from the registries: a new file is tested without a line here."""
+
+import inspect
+import itertools
+
+import checks
+import pytest
+
+from permuteformer import ATTENTIONS, POSITIONS, build
+from permuteformer.positions import Compose
+
+pytestmark = pytest.mark.filterwarnings("ignore:positions on axis")  # heads this small repeat early
+
+SIZES = {"max_length": 64, "projected_length": 8, "num_landmarks": 8, "chunk_size": 8, "feature_multiplier": 2}
+"""Values for options, where an entry has them: sizes small enough that several chunks and landmarks are at work."""
+
+
+def options(registry, name):
+    known = registry.options(name)
+    return {key: value for key, value in SIZES.items() if key in known}
+
+
+def encoding_options(name, causal):
+    return options(POSITIONS, name) | ({"two_sided": not causal} if "two_sided" in POSITIONS.options(name) else {})
+
+
+def encoding_hooks(name):
+    entry = POSITIONS[name]
+    return {hook for hook in ("embed", "transform", "bias", "log_decay") if hook in vars(entry)}
+
+
+def combinations():
+    for attention in ATTENTIONS:
+        entry = ATTENTIONS[attention]
+        honoured = [name for name in POSITIONS if encoding_hooks(name) <= entry.hooks]
+        both = [("permute", "decay")] if "log_decay" in entry.hooks else []
+        for positions in [(), *((name,) for name in honoured), *both]:
+            for causal, axes in itertools.product((False, True), (1, 2)):
+                if ("causal" if causal else "bidirectional") in entry.modes and (axes == 1 or positions):
+                    yield attention, positions, causal, axes
+
+
+CASES = [pytest.param(*case, id="-".join([case[0], *case[1], "causal" if case[2] else "bidirectional", f"{case[3]}d"])) for case in combinations()]
+
+
+def layer_of(attention, positions, causal, axes):
+    encodings = [(name, encoding_options(name, causal)) for name in positions]
+    return build(attention, encodings, hidden_size=24, num_heads=2, causal=causal, axes=axes, **options(ATTENTIONS, attention)).double()
+
+
+
+def needs(layer, *modes):
+    missing = set(modes) - layer.attention.modes
+    if missing:
+        pytest.skip(f"{layer.attention.name} has no {', '.join(missing)}, and says so")
+
+
+@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), CASES)
+@pytest.mark.parametrize("check", ["padding", "hidden_keys", "all_hidden", "batch"])
+def test_masks(attention, positions, causal, axes, check):
+    checks.CHECKS[check](layer_of(attention, positions, causal, axes))
+
+
+@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), [case for case in CASES if case.values[2]])
+@pytest.mark.parametrize("check", ["causal", "resume"])
+def test_causal(attention, positions, causal, axes, check):
+    layer = layer_of(attention, positions, causal, axes)
+    if check == "resume":
+        needs(layer, "state")
+    checks.CHECKS[check](layer)
+
+
+@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), CASES)
+def test_packed(attention, positions, causal, axes):
+    layer = layer_of(attention, positions, causal, axes)
+    needs(layer, "segments")
+    checks.check_packed(layer)
+
+
+RELATIVE = [case for case in CASES if set(case.values[1]) & {"permute", "rope", "orthogonal", "t5_bias"}]
+
+
+@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), RELATIVE)
+def test_relative(attention, positions, causal, axes):
+    checks.check_relative(layer_of(attention, positions, causal, axes))
+
+
+@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), [case for case in CASES if case.values[0] == "linear"])
+def test_nan_reaches_only_who_sees_it(attention, positions, causal, axes):
+    if "t5_bias" in positions:
+        pytest.skip("all pairs are formed, and zero times NaN is NaN")
+    checks.check_no_poison(layer_of(attention, positions, causal, axes))
+
+
+@pytest.mark.parametrize("registry", [ATTENTIONS, POSITIONS], ids=lambda registry: registry.kind)
+def test_the_name_is_the_file(registry):
+    for name in registry:
+        assert registry[name].__module__.endswith(f".{name}")
+        assert inspect.getdoc(registry[name]), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("attention", list(ATTENTIONS))
+def test_what_is_not_honoured_is_refused(attention):
+    entry = ATTENTIONS[attention]
+    refused = [name for name in POSITIONS if encoding_hooks(name) - entry.hooks]
+    assert refused, "every attention refuses at least encodings of embeddings"
+    for name in refused:
+        causal = "causal" in entry.modes
+        with pytest.raises(ValueError, match=rf"'{attention}' cannot be combined with position encoding '{name}'"):
+            layer_of(attention, (name,), causal, 1)
+
+
+def test_composition_is_the_sum_of_its_parts():
+    position = build("linear", [("permute", {}), ("decay", {})], hidden_size=24, num_heads=2, causal=True).attention.position
+    assert isinstance(position, Compose)
+    assert position.hooks == {"transform", "log_decay"}
+    with pytest.raises(ValueError, match="Permute and Permute both define 'transform'"):
+        build("linear", [("permute", {}), ("permute", {})], hidden_size=24, num_heads=2)

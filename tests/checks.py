@@ -6,6 +6,8 @@ Tolerances stand here and nowhere else.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,9 @@ def grid(layer, batch: int, length: int) -> Tensor | None:
     if layer.axes == 1:
         return None
     i = torch.arange(length)
-    return torch.stack([i // 4**axis % 4 if axis < layer.axes - 1 else i // 4**axis for axis in range(layer.axes)], dim=-1).expand(batch, -1, -1)
+    return torch.stack([i // 4**axis % 4 if axis < layer.axes - 1 else i // 4**axis for axis in range(layer.axes)], dim=-1).expand(
+        batch, -1, -1
+    )
 
 
 def check_causal(layer) -> None:
@@ -117,7 +121,7 @@ def check_resume(layer) -> None:
     expected, _ = layer(x, positions=positions)
     for cuts in ([0, 1, length], [0, 8, 16, length], [0, length - 1, length], list(range(length + 1))):
         state, parts = None, []
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in itertools.pairwise(cuts):
             piece = None if positions is None else positions[:, start:stop]
             y, state = layer(x[:, start:stop], positions=piece, state=state)
             parts.append(y)

@@ -40,13 +40,15 @@ def combinations():
                     yield attention, positions, causal, axes
 
 
-CASES = [pytest.param(*case, id="-".join([case[0], *case[1], "causal" if case[2] else "bidirectional", f"{case[3]}d"])) for case in combinations()]
+CASES = [
+    pytest.param(*case, id="-".join([case[0], *case[1], "causal" if case[2] else "bidirectional", f"{case[3]}d"]))
+    for case in combinations()
+]
 
 
 def layer_of(attention, positions, causal, axes):
     encodings = [(name, encoding_options(name, causal)) for name in positions]
     return build(attention, encodings, hidden_size=24, num_heads=2, causal=causal, axes=axes, **options(ATTENTIONS, attention)).double()
-
 
 
 def needs(layer, *modes):

@@ -62,10 +62,12 @@ class MultiHeadAttention(nn.Module):
         q, v = self._heads(self.query(x)), self._heads(self.value(x))
         k = q if self.key is None else self._heads(self.key(x))
         out, state = self.attention.mix(q, k, v, positions=positions, key_mask=key_mask, segments=segments, state=state)
-        return self.output(out.transpose(1, 2).flatten(2)), state if self.attention.causal else None
+        y: Tensor = self.output(out.transpose(1, 2).flatten(2))
+        return y, state if self.attention.causal else None
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.attention.num_heads, -1)).transpose(1, 2)  # b h l d
+        heads: Tensor = x.unflatten(-1, (self.attention.num_heads, -1))  # b l h d
+        return heads.transpose(1, 2)
 
     def _check(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any) -> None:
         if x.dim() != 3 or x.shape[-1] != self.hidden_size or x.shape[1] == 0:
@@ -162,7 +164,13 @@ def build(
     """
     size = head_size(hidden_size, num_heads)
     features = ATTENTIONS[attention].feature_size(size, **arguments)
-    structure = {"hidden_size": hidden_size, "num_heads": num_heads, "feature_size": features, "axes": axes, "causal": causal}
+    structure: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "feature_size": features,
+        "axes": axes,
+        "causal": causal,
+    }
     encodings = Compose([POSITIONS.build(name, options, structure) for name, options in positions])
     structure = {"num_heads": num_heads, "head_size": size, "causal": causal, "position": encodings}
     return MultiHeadAttention(hidden_size, ATTENTIONS.build(attention, arguments, structure), axes)

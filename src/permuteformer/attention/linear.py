@@ -77,7 +77,8 @@ class LinearAttention(Attention):
         """Draw new random features, for maps that have them. It never happens by itself."""
         if needs_projection(self.feature_map):
             projection: Tensor = self.projection  # type: ignore[assignment]
-            projection.copy_(orthogonal_features(*projection.shape, generator=generator))
+            heads, features, size = projection.shape
+            projection.copy_(orthogonal_features(heads, features, size, generator))
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any

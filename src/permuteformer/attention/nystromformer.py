@@ -105,7 +105,8 @@ def _segment_means(x: Tensor, key_mask: Tensor | None, num_landmarks: int) -> Te
     count = key_mask.sum(-1, keepdim=True).clamp(min=1)
     segment = rank * num_landmarks // count  # b l
     member = (segment.unsqueeze(-2) == torch.arange(num_landmarks, device=x.device).unsqueeze(-1)) & key_mask.unsqueeze(-2)
-    return (member / member.sum(-1, keepdim=True).clamp(min=1)).to(x.dtype).expand(b, -1, -1)
+    member = member.to(x.dtype)
+    return (member / member.sum(-1, keepdim=True).clamp(min=1)).expand(b, -1, -1)
 
 
 def _landmark_weights(query_landmarks: Tensor, key_landmarks: Tensor, filled: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ def _landmark_weights(query_landmarks: Tensor, key_landmarks: Tensor, filled: Te
 
     The pseudo-inverse of such a matrix is that of its filled part, with zeros around it.
     """
-    scores = query_landmarks @ key_landmarks.transpose(-1, -2) * query_landmarks.shape[-1] ** -0.5
+    scores: Tensor = query_landmarks @ key_landmarks.transpose(-1, -2) * query_landmarks.shape[-1] ** -0.5
     rows, columns = filled[:, None, :, None], filled[:, None, None, :]
     weights = scores.masked_fill(~columns, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(~(rows & columns), 0)
@@ -136,7 +137,7 @@ def _pseudo_inverse(matrix: Tensor, iterations: int) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Softmax attention to the keys of ``key_mask``, ``b s``. Where it has none, to all: their values are zero."""
-    if key_mask is not None:
+    """Softmax attention to the keys of ``key_mask``, ``b s``."""
+    if key_mask is not None:  # where it has none, all are seen, whose values are zero: not every backend can do without a key
         key_mask = (key_mask | ~key_mask.any(-1, keepdim=True))[:, None, None, :]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask)

@@ -20,7 +20,8 @@ from torch import Tensor
 class Transform(Protocol):
     """A linear map of the features of each token by its position: see ``positions.base.PositionEncoding``."""
 
-    is_group: bool
+    @property
+    def is_group(self) -> bool: ...
 
     def tables(self, positions: Tensor) -> Any: ...
 

@@ -36,8 +36,8 @@ def needs_projection(function: FeatureMap) -> bool:
 def relu_eps(x: Tensor) -> Tensor:
     """The paper's map (equation 15): max(x, 0) + 0.001. The constant keeps the normaliser away from zero.
 
-    >>> relu_eps(torch.tensor([-1.0, 2.0]))
-    tensor([0.0010, 2.0010])
+    >>> relu_eps(torch.tensor([-1.0, 2.0])).tolist()
+    [0.0010000000474974513, 2.000999927520752]
     """
     return F.relu(x) + 1e-3
 
@@ -73,9 +73,10 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
     ``x``: ``b h l d``. ``projection``: ``h m d`` from ``orthogonal_features``. The exponent w·x - |x|^2/2 is at most
     |w|^2/2, so no running maximum is taken from other tokens, which a causal or a split sequence could not know.
     """
-    x = x * x.shape[-1] ** -0.25
+    x = x * float(x.shape[-1]) ** -0.25
     exponent = x @ projection.to(x.dtype).transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2  # b h l m
-    return (exponent.exp() + 1e-6) * projection.shape[-2] ** -0.5
+    scale: float = projection.shape[-2] ** -0.5
+    return (exponent.exp() + 1e-6) * scale
 
 
 def orthogonal_features(num_heads: int, num_features: int, size: int, generator: torch.Generator | None = None) -> Tensor:
@@ -90,4 +91,5 @@ def orthogonal_features(num_heads: int, num_features: int, size: int, generator:
     directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # uniform over rotations
     directions = directions.flatten(1, 2)[:, :num_features]
     lengths = torch.randn(num_heads, num_features, size, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
-    return (directions * lengths).float()
+    features: Tensor = directions * lengths
+    return features.float()

@@ -6,7 +6,7 @@ runs each block again to differentiate it ("Sub-linear memory", Likhosherstov et
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,27 +35,15 @@ def total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, paramet
     return out, Carry(*final)
 
 
-def _output(q: Tensor, v: Tensor) -> Tensor:
-    """Room for the output ``b h l v``, laid out so that merging the heads copies nothing."""
-    b, h, l, _ = q.shape
-    return v.new_empty(b, l, h, v.shape[-1]).transpose(1, 2)
-
-
-def _powers(blocks: Blocks, log_decay: Tensor | None) -> dict[int, Decays | None]:
-    """Powers of r for each size of block there is."""
-    return {size: None if log_decay is None else decay_powers(log_decay.to(blocks.dtype), size) for size in blocks.sizes}
-
-
 def _scan(
     blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, left: Carry, log_decay: Tensor | None, parameters: Sequence[Tensor], keep: bool = False
 ) -> tuple[Tensor, Carry, list[Carry], list[Carry]]:
-    """The forward scan; with ``keep``, also the carries that each block met from the left and from the right."""
+    """Output, last carry, and the carries that each block met from the left (with ``keep``) and from the right."""
     powers = _powers(blocks, log_decay)
-    last = len(blocks.slices) - 1
     rights: list[Carry] = []
     if not blocks.causal:
-        rights.append(Carry(torch.zeros_like(left.kv), torch.zeros_like(left.z)))
-        for n in range(last, 0, -1):
+        rights.append(_zeros(left))
+        for n in range(len(blocks.slices) - 1, 0, -1):
             block = blocks.slices[n]
             rights.append(Carry(*blocks.right_block(n, k[:, :, block], v[:, :, block], rights[-1], powers[blocks.size(n)], parameters)))
         rights.reverse()
@@ -77,56 +65,53 @@ class _Scan(torch.autograd.Function):
         ctx: Any, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, log_decay: Tensor | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         keep = any(ctx.needs_input_grad)
-        out, final, lefts, rights = _scan(blocks, q, k, v, Carry(kv, z), log_decay, parameters, keep)
-        ctx.blocks, ctx.has_decay = blocks, log_decay is not None
-        decay = [] if log_decay is None else [log_decay]
-        ctx.save_for_backward(q, k, v, *decay, *parameters)
-        ctx.lefts, ctx.rights = lefts, rights
+        out, final, ctx.lefts, ctx.rights = _scan(blocks, q, k, v, Carry(kv, z), log_decay, parameters, keep)
+        ctx.blocks = blocks
+        ctx.save_for_backward(q, k, v, log_decay, *parameters)
         return out, *final
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         blocks: Blocks = ctx.blocks
-        q, k, v, *rest = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
+        q, k, v, log_decay, *parameters = ctx.saved_tensors
+        need_q, need_k, need_v, _, _, need_decay, *need_parameters = ctx.needs_input_grad[1:]
+        parameters = [_leaf(x, need) for x, need in zip(parameters, need_parameters, strict=True)]
+        log_decay = None if log_decay is None else _leaf(log_decay, need_decay)
         with torch.enable_grad():
-            log_decay = _leaf(rest.pop(0), needs[5]) if ctx.has_decay else None
             powers = _powers(blocks, log_decay)
-            parameters = [_leaf(x, need) for x, need in zip(rest, needs[6:], strict=True)]
-        # Gradients of what all blocks share, summed up as the blocks go by.
-        shared = _Sums([*parameters, *(p for size in powers.values() if size is not None for p in size)])
+        all_powers = [power for size in powers.values() if size is not None for power in size]
+        tape = _Tape([*parameters, *all_powers])
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        d_rights: list[Carry] = []
 
-        d_left = Carry(d_kv, d_z)
+        d_left, d_rights = Carry(d_kv, d_z), []
         for n in reversed(range(len(blocks.slices))):
             block = blocks.slices[n]
-            inputs = [_leaf(x[:, :, block], need) for x, need in zip((q, k, v), needs, strict=False)]
-            left = Carry(*map(_leaf, ctx.lefts[n]))
-            right = Carry(*map(_leaf, ctx.rights[n])) if ctx.rights else None
+            query, key, value = _leaf(q[:, :, block], need_q), _leaf(k[:, :, block], need_k), _leaf(v[:, :, block], need_v)
+            left = _leaves(ctx.lefts[n])
+            right = _leaves(ctx.rights[n]) if ctx.rights else None
             with torch.enable_grad():
-                outputs = blocks.scan_block(n, *inputs, left, right, powers[blocks.size(n)], parameters)
-            gradients = shared.pull(outputs, (d_out[:, :, block], *d_left), [*inputs, *left, *(right or ())])
-            dq[:, :, block], dk[:, :, block], dv[:, :, block] = gradients[:3]
-            d_left = Carry(*gradients[3:5])
-            d_rights.append(Carry(*gradients[5:]) if right else d_left)
+                outputs = blocks.scan_block(n, query, key, value, left, right, powers[blocks.size(n)], parameters)
+            found = tape.pull(outputs, (d_out[:, :, block], *d_left), (query, key, value, *left, *(right or ())))
+            dq[:, :, block], dk[:, :, block], dv[:, :, block] = found[:3]
+            d_left = Carry(*found[3:5])
+            d_rights.append(found[5:])
 
-        if ctx.rights:
-            d_right = d_rights.pop()  # of block 0; what follows runs the way the right carry did not
-            for n in range(1, len(blocks.slices)):
-                block = blocks.slices[n]
-                inputs = [_leaf(x[:, :, block], need) for x, need in zip((k, v), needs[1:], strict=False)]
-                right = Carry(*map(_leaf, ctx.rights[n]))
-                with torch.enable_grad():
-                    outputs = blocks.right_block(n, *inputs, right, powers[blocks.size(n)], parameters)
-                gradients = shared.pull(outputs, d_right, [*inputs, *right])
-                dk[:, :, block] += gradients[0]
-                dv[:, :, block] += gradients[1]
-                d_right = Carry(*(a + b for a, b in zip(gradients[2:], d_rights.pop(), strict=True)))
+        # What block n did to the carry from the right that block n - 1 met, in the order opposite to its own.
+        d_right = d_rights.pop()
+        for n in range(1, len(blocks.slices)) if ctx.rights else ():
+            block = blocks.slices[n]
+            key, value, right = _leaf(k[:, :, block], need_k), _leaf(v[:, :, block], need_v), _leaves(ctx.rights[n])
+            with torch.enable_grad():
+                handed = blocks.right_block(n, key, value, right, powers[blocks.size(n)], parameters)
+            found = tape.pull(handed, d_right, (key, value, *right))
+            dk[:, :, block] += found[0]
+            dv[:, :, block] += found[1]
+            d_right = [here + beyond for here, beyond in zip(d_rights.pop(), found[2:], strict=True)]
 
-        d_decay = shared.through(log_decay, [p for size in powers.values() if size is not None for p in size])
-        return None, dq, dk, dv, *d_left, d_decay, *(shared.sums[id(p)] for p in parameters)
+        d_parameters, d_powers = tape.sums[: len(parameters)], tape.sums[len(parameters) :]
+        d_decay = torch.autograd.grad(all_powers, log_decay, d_powers)[0] if log_decay is not None and need_decay else None
+        return None, dq, dk, dv, *d_left, d_decay, *d_parameters
 
 
 def _total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> tuple[Tensor, Carry]:
@@ -134,8 +119,9 @@ def _total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, parame
         carry = Carry(*blocks.sum_block(n, k[:, :, block], v[:, :, block], carry, parameters))
     final, out = carry, _output(q, v)
     for n in reversed(range(len(blocks.slices))):
+        block = blocks.slices[n]
         carry = blocks.move(carry, -blocks.size(n))
-        out[:, :, blocks.slices[n]] = blocks.read_block(n, q[:, :, blocks.slices[n]], carry, parameters)
+        out[:, :, block] = blocks.read_block(n, q[:, :, block], carry, parameters)
     return out, final
 
 
@@ -153,64 +139,75 @@ class _Total(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         blocks: Blocks = ctx.blocks
-        q, k, v, kv, z, *rest = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
-        parameters = [_leaf(x, need) for x, need in zip(rest, needs[5:], strict=True)]
-        shared = _Sums(parameters)
+        q, k, v, kv, z, *parameters = ctx.saved_tensors
+        need_q, need_k, need_v, _, _, *need_parameters = ctx.needs_input_grad[1:]
+        parameters = [_leaf(x, need) for x, need in zip(parameters, need_parameters, strict=True)]
+        tape = _Tape(parameters)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
         # Back through the reading, which ran from the last block to the first.
-        nothing = Carry(torch.zeros_like(kv), torch.zeros_like(z))
-        d_carry, carry = nothing, blocks.move(Carry(kv, z), -blocks.length)
+        carry = blocks.move(Carry(kv, z), -blocks.length)
+        d_carry = nothing = _zeros(carry)
         for n, block in enumerate(blocks.slices):
-            query, seen = _leaf(q[:, :, block], needs[0]), Carry(*map(_leaf, carry))
+            query, seen = _leaf(q[:, :, block], need_q), _leaves(carry)
             with torch.enable_grad():
                 out = blocks.read_block(n, query, seen, parameters)
-            gradients = shared.pull([out], [d_out[:, :, block]], [query, *seen])
-            dq[:, :, block] = gradients[0]
+            dq[:, :, block], *found = tape.pull([out], [d_out[:, :, block]], (query, *seen))
             carry = blocks.move(carry, blocks.size(n))
-            # Moving keeps dot products, so what moves a carry on moves its gradient on.
-            d_carry = blocks.move(Carry(*(a + b for a, b in zip(d_carry, gradients[1:], strict=True))), blocks.size(n))
+            # Moving keeps dot products, so what moves a carry moves its gradient.
+            d_carry = blocks.move(Carry(d_carry.kv + found[0], d_carry.z + found[1]), blocks.size(n))
         d_carry = Carry(d_carry.kv + d_kv, d_carry.z + d_z)
-        # Back through the sum. It adds, so a block's gradient does not need the carry it met.
+
+        # Back through the sum. It only adds, so a block's gradient does not need the carry it met.
         for n in reversed(range(len(blocks.slices))):
             block = blocks.slices[n]
-            inputs = [_leaf(x[:, :, block], need) for x, need in zip((k, v), needs[1:], strict=False)]
+            key, value = _leaf(k[:, :, block], need_k), _leaf(v[:, :, block], need_v)
             with torch.enable_grad():
-                outputs = blocks.sum_block(n, *inputs, nothing, parameters)
-            dk[:, :, block], dv[:, :, block] = shared.pull(outputs, d_carry, inputs)
+                handed = blocks.sum_block(n, key, value, nothing, parameters)
+            dk[:, :, block], dv[:, :, block] = tape.pull(handed, d_carry, (key, value))
             d_carry = blocks.move(d_carry, -blocks.size(n))
-        return None, dq, dk, dv, *d_carry, *(shared.sums[id(p)] for p in parameters)
+        return None, dq, dk, dv, *d_carry, *tape.sums
+
+
+class _Tape:
+    """Differentiates one block after another, and sums up the gradients of the tensors that all blocks share."""
+
+    def __init__(self, shared: Sequence[Tensor]) -> None:
+        self.shared = shared
+        self.sums = [torch.zeros_like(x) if x.requires_grad else None for x in shared]
+
+    def pull(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The gradient of each input; zero for one that needs none."""
+        reached = [(y, d_y.to(y.dtype)) for y, d_y in zip(outputs, gradients, strict=True) if y.requires_grad]
+        wanted = [x for x in (*inputs, *self.shared) if x.requires_grad]
+        found: Iterator[Tensor | None] = iter([None] * len(wanted))
+        if reached:
+            found = iter(torch.autograd.grad([y for y, _ in reached], wanted, [d_y for _, d_y in reached], allow_unused=True))
+        result = [next(found) if x.requires_grad else None for x in inputs]
+        for n, total in enumerate(self.sums):
+            if total is not None and (gradient := next(found)) is not None:
+                self.sums[n] = total + gradient
+        return [torch.zeros_like(x) if d_x is None else d_x for x, d_x in zip(inputs, result, strict=True)]
+
+
+def _output(q: Tensor, v: Tensor) -> Tensor:
+    """Room for the output ``b h l v``, laid out so that merging the heads copies nothing."""
+    b, h, length, _ = q.shape
+    return v.new_empty(b, length, h, v.shape[-1]).transpose(1, 2)
+
+
+def _powers(blocks: Blocks, log_decay: Tensor | None) -> dict[int, Decays | None]:
+    """Powers of r for each size of block there is."""
+    return {size: None if log_decay is None else decay_powers(log_decay.to(blocks.dtype), size) for size in blocks.sizes}
+
+
+def _zeros(carry: Carry) -> Carry:
+    return Carry(torch.zeros_like(carry.kv), torch.zeros_like(carry.z))
 
 
 def _leaf(x: Tensor, needs_gradient: bool = True) -> Tensor:
     return x.detach().requires_grad_(needs_gradient)
 
 
-class _Sums:
-    """Gradients of tensors that every block shares, summed over the blocks."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = [x for x in tensors if x.requires_grad]
-        self.sums: dict[int, Tensor | None] = {id(x): None for x in tensors}
-
-    def pull(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients of ``inputs`` (zero where there is none); those of the shared tensors go to their sums."""
-        wanted = [x for x in (*inputs, *self.tensors) if x.requires_grad]
-        pairs = [(y, g.to(y.dtype)) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
-        found = dict.fromkeys(map(id, wanted))
-        if pairs:
-            grads = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-            found = {id(x): g for x, g in zip(wanted, grads, strict=True)}
-        for x in self.tensors:
-            gradient = found[id(x)]
-            if gradient is not None:
-                total = self.sums[id(x)]
-                self.sums[id(x)] = gradient if total is None else total + gradient
-        return [torch.zeros_like(x) if found.get(id(x)) is None else found[id(x)] for x in inputs]  # type: ignore[misc]
-
-    def through(self, x: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
-        """The gradient of ``x``, which ``tensors`` were computed from, from their sums."""
-        if x is None or not x.requires_grad:
-            return None
-        reached = [(y, self.sums[id(y)]) for y in tensors if self.sums[id(y)] is not None]
-        return torch.autograd.grad([y for y, _ in reached], x, [g for _, g in reached])[0] if reached else None
+def _leaves(carry: Carry) -> Carry:
+    return Carry(_leaf(carry.kv), _leaf(carry.z))

@@ -96,12 +96,11 @@ class Permute(PositionEncoding):
         for axis, period_ in enumerate(self.period):
             if positions.shape[1] <= period_:
                 continue
-            extent = int(positions[..., axis].max() - positions[..., axis].min()) + 1
-            if extent > period_:
+            if int(positions[..., axis].max() - positions[..., axis].min()) >= period_:
+                # One text for all lengths, so that Python's own filter shows it once.
                 warnings.warn(
-                    f"positions on axis {axis} reach over {extent:,}, but the permutations of all heads together repeat after "
-                    f"{period_:,}: distances that differ by it look the same. More heads, a larger feature_multiplier or "
-                    'permutation="max_order" make the period longer.',
+                    f"positions on axis {axis} reach further than {period_:,}, the period after which the permutations of all heads "
+                    "together repeat: distances that differ by it look the same. More heads or a larger feature_multiplier make it longer.",
                     stacklevel=2,
                 )
 

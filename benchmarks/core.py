@@ -1,0 +1,218 @@
+"""What the core costs, and how far its permutations reach. Each part prints a table and writes JSON lines.
+
+    python benchmarks/core.py memory    peak extra memory of forward + backward at 65,536 tokens
+    python benchmarks/core.py speed     the op against the paper's formula in eager PyTorch, and against SDPA
+    python benchmarks/core.py imports   importing the package and its layer against importing torch
+    python benchmarks/core.py orders    orders of random permutations, and what the heads of a model tell apart together
+
+Results go to results/core/PART.jsonl. Times are the best of several repeats, both sides in one process; ratios are what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+
+from permuteformer.ops.feature_map import relu_eps
+from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.permutation import decompose, max_order_cycle_lengths, order, random_permutation
+from permuteformer.positions.decay import Decay
+from permuteformer.positions.permute import Permute
+
+Row = dict[str, Any]
+
+HEADS, VALUES = 8, 64
+LENGTH = 65_536
+CELLS = {"bidirectional": 256, "causal with decay": 64, "two-sided decay": 64}
+"""What memory is measured for: the kind, and its features a head (LRA text's 256, the language model's 64)."""
+
+
+def memory() -> list[Row]:
+    """A process for each cell, because a process's peak never goes down again."""
+    rows = []
+    for kind in track(CELLS, description="memory", transient=True):
+        command = [sys.executable, __file__, "memory-cell", "--kind", kind]
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    return rows
+
+
+def memory_cell(kind: str) -> Row:
+    """Peak extra bytes of one forward + backward, against the bytes of q, k, v, output and their gradients."""
+    features = CELLS[kind]
+    arguments = _arguments(kind, features)
+    _forward_backward(*_tensors(256, features), arguments)  # loads what is loaded once
+    q, k, v = _tensors(LENGTH, features)
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    out = _forward_backward(q, k, v, arguments)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    tensors = 2 * sum(x.nbytes for x in (q, k, v, out))
+    return {
+        "kind": kind,
+        "length": LENGTH,
+        "heads": HEADS,
+        "features": features,
+        "values": VALUES,
+        "tensor_bytes": tensors,
+        "extra_bytes": peak - before,
+        "ratio": (peak - before) / tensors,
+    }
+
+
+def speed() -> list[Row]:
+    """Milliseconds, best of repeats: our op, with and without the permutation, and what it is compared with."""
+    rows = []
+    for kind, length, features in (("bidirectional", 4096, 256), ("causal with decay", 8192, 64)):
+        q, k, v = _tensors(length, features)
+        ours = _arguments(kind, features)
+        cases = {
+            "PermuteFormer": partial(_forward, q, k, v, ours),
+            "Performer": partial(_forward, q, k, v, {**ours, "transform": None}),
+            "SDPA": partial(F.scaled_dot_product_attention, q[..., :VALUES], k[..., :VALUES], v, is_causal=kind != "bidirectional"),
+        }
+        if kind == "bidirectional":
+            cases["paper's formula, eager"] = partial(_eager, q, k, v, ours["transform"].tables(torch.arange(length).view(1, -1, 1)))
+        for name, call in track(cases.items(), description=kind, transient=True):
+            with torch.no_grad():
+                forward = _best(call)
+            both = _best(partial(_backward, call), repeats=3)
+            case = {"kind": kind, "length": length, "heads": HEADS, "features": features, "values": VALUES, "case": name}
+            rows.append({**case, "forward_ms": forward, "forward_backward_ms": both})
+    return rows
+
+
+def orders() -> list[Row]:
+    """Orders of 5,000 random permutations of each size, and the least common multiple over the heads of a model."""
+    rows: list[Row] = []
+    for size in track((16, 32, 64, 128, 256), description="orders", transient=True):
+        found = order(decompose(random_permutation(5000, size, torch.Generator().manual_seed(0))))
+        row: Row = {"features": size, "mean": statistics.mean(found), "median": statistics.median(found), "smallest": min(found)}
+        for heads in (8, 12, 16):
+            together = [math.lcm(*found[start : start + heads]) for start in range(0, 5000 - heads + 1, heads)]
+            row[f"lcm_of_{heads}_heads_median"], row[f"lcm_of_{heads}_heads_largest"] = statistics.median(together), max(together)
+        rows.append({**row, "max_order": math.lcm(*max_order_cycle_lengths(size)), "bound": math.lcm(*range(1, size + 1))})
+    return rows
+
+
+def imports() -> list[Row]:
+    """Seconds to import in a fresh interpreter, best of nine, taken in turns."""
+    statements = {
+        "torch": "import torch",
+        "permuteformer": "import torch, permuteformer",
+        "PermuteFormerAttention": "from permuteformer import PermuteFormerAttention",
+    }
+    times: dict[str, list[float]] = {name: [] for name in statements}
+    for _ in track(range(9), description="imports", transient=True):
+        for name, statement in statements.items():
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", statement], check=True)
+            times[name].append(time.perf_counter() - begin)
+    best = {name: min(found) for name, found in times.items()}
+    return [{"import": name, "seconds": seconds, "ratio_to_torch": seconds / best["torch"]} for name, seconds in best.items()]
+
+
+PARTS = {"memory": memory, "speed": speed, "imports": imports, "orders": orders}
+
+
+def _tensors(length: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as projections give them: ``b l h d`` seen as ``b h l d``."""
+    q, k, v = (torch.randn(1, length, HEADS, size).transpose(1, 2).requires_grad_() for size in (features, features, VALUES))
+    return q, k, v
+
+
+def _arguments(kind: str, features: int) -> dict[str, Any]:
+    log_decay = None if kind == "bidirectional" else Decay(HEADS).log_decay()
+    causal = kind.startswith("causal")
+    return {
+        "feature_map": relu_eps,
+        "transform": Permute(HEADS, features),
+        "causal": causal,
+        "log_decay": log_decay,
+        "two_sided": log_decay is not None and not causal,
+    }
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Tensor:
+    return linear_attention(q, k, v, **arguments)[0]
+
+
+def _backward(call: Callable[[], Tensor]) -> None:
+    out = call()
+    out.backward(torch.ones_like(out))
+
+
+def _forward_backward(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Tensor:
+    out = _forward(q, k, v, arguments)
+    out.backward(torch.ones_like(out))
+    return out
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, index: Tensor) -> Tensor:
+    """Equation 11 by a table of powers and gather, features kept whole: how the formula is written down directly."""
+    q, k = relu_eps(q.gather(-1, index)), relu_eps(k.gather(-1, index))
+    return q @ (k.transpose(-1, -2) @ v) / (q @ k.sum(-2).unsqueeze(-1))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) and value < 1e7 else f"{value:.3g}"
+
+
+def _best(call: Callable[[], object], repeats: int = 7) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return 1000 * min(times)
+
+
+def main() -> None:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=[*PARTS, "memory-cell"])
+    parser.add_argument("--kind", choices=CELLS, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=Path("results/core"), help="folder of the JSON lines (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.part == "memory-cell":
+        print(json.dumps(memory_cell(arguments.kind)))
+        return
+    rows = PARTS[arguments.part]()
+    setting = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+    }
+    table = Table(show_header=False)
+    for field in rows[0]:
+        table.add_row(field, *(_short(row[field]) for row in rows))
+    Console().print(table)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    path = arguments.output / f"{arguments.part}.jsonl"
+    command = f"python benchmarks/core.py {arguments.part}"
+    path.write_text("".join(json.dumps({**row, "command": command, **setting}) + "\n" for row in rows))
+    Console().print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""A learned vector for each position, added to embeddings (BERT)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from permuteformer.positions.base import POSITIONS, PositionEncoding
+
+
+@POSITIONS.register("learned")
+class Learned(PositionEncoding):
+    """A table of vectors, one for each position from 0 to max_length - 1; with several axes a table each, summed.
+
+    It knows no position outside its table, and says so.
+
+    Args:
+        hidden_size: channels of an embedding.
+        max_length: positions there are, on each axis.
+        axes: numbers in a position: 1 for text, 2 for images.
+
+    >>> encoding = Learned(hidden_size=8, max_length=512)
+    >>> encoding.embed(torch.zeros(1, 1, 8), torch.tensor([[[512]]]))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: position 512 on axis 0 is outside the learned table: max_length=512 has positions 0 … 511; ...
+    """
+
+    def __init__(self, hidden_size: int, max_length: int, axes: int = 1) -> None:
+        super().__init__()
+        if max_length < 1 or axes < 1:
+            raise ValueError(f"max_length and axes must be at least 1; they are {max_length} and {axes}")
+        self.max_length = max_length
+        self.axis_tables = nn.ModuleList(nn.Embedding(max_length, hidden_size) for _ in range(axes))
+        for table in self.axis_tables:
+            nn.init.normal_(table.weight, std=0.02)  # type: ignore[arg-type]  # as BERT
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.check(positions)
+        for axis, table in enumerate(self.axis_tables):
+            x = x + table(positions[..., axis]).to(x.dtype)
+        return x
+
+    def check(self, positions: Tensor) -> None:
+        """Raise where a position is not in the table."""
+        outside = ((positions < 0) | (positions >= self.max_length)).nonzero()
+        if len(outside):
+            place = tuple(outside[0].tolist())
+            raise ValueError(
+                f"position {int(positions[place])} on axis {place[-1]} is outside the learned table: max_length={self.max_length} has "
+                f"positions 0 … {self.max_length - 1}; cut the sequence, build with a larger max_length, or take an encoding "
+                "without one, such as 'sinusoidal'"
+            )
+
+    def extra_repr(self) -> str:
+        return f"max_length={self.max_length}"

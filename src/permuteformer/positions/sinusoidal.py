@@ -1,0 +1,47 @@
+"""Sines and cosines of the position, added to embeddings (Vaswani et al., 2017)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from permuteformer.ops.permutation import axis_sizes
+from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.positions.rope import angles, geometric_turns
+
+
+@POSITIONS.register("sinusoidal")
+class Sinusoidal(PositionEncoding):
+    """Channels with the sine and the cosine of position × base^(-2t/d). No table: any integer is a position.
+
+    All sines come first, then all cosines, as in fairseq (the paper has them in turn: a permutation of the channels).
+    With several axes each has its own share of the channels, laid out in this way.
+
+    Args:
+        hidden_size: channels of an embedding, d. A share that is odd has one sine more than cosines.
+        axes: numbers in a position: 1 for text, 2 for images.
+        base: the slowest sine has a period of about 2 pi × base tokens.
+
+    >>> Sinusoidal(hidden_size=4).embed(torch.zeros(1, 2, 4), torch.tensor([[[0], [1]]]))
+    tensor([[[0.0000, 0.0000, 1.0000, 1.0000],
+             [0.8415, 0.0100, 0.5403, 0.9999]]])
+    """
+
+    turns: Tensor
+
+    def __init__(self, hidden_size: int, axes: int = 1, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.sizes = axis_sizes(hidden_size, axes)
+        self.base = base
+        self.register_buffer("turns", torch.cat([geometric_turns(size, base) for size in self.sizes], dim=-1), persistent=False)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        waves: list[Tensor] = []
+        shares = self.turns.split([(size + 1) // 2 for size in self.sizes], dim=-1)
+        for axis, (size, turns) in enumerate(zip(self.sizes, shares, strict=True)):
+            angle = angles(positions[..., axis, None], *turns)  # b l t
+            waves += [angle.sin(), angle[..., : size // 2].cos()]
+        return x + torch.cat(waves, dim=-1).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"channels={'+'.join(map(str, self.sizes))}, base={self.base:g}"

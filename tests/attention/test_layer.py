@@ -1,0 +1,249 @@
+import copy
+import warnings
+
+import pytest
+import torch
+from checks import CHECKS, assert_close
+from torch import nn
+
+from permuteformer import Compose, Decay, LinearState, MultiHeadAttention, Permute, PermuteFormerAttention, build
+from permuteformer.attention.linear import LinearAttention
+from permuteformer.ops import reference
+from permuteformer.ops.feature_map import FEATURE_MAPS, relu_eps
+
+
+def layer_of(**options):
+    return PermuteFormerAttention(32, num_heads=2, **{"feature_multiplier": 2, **options}).double()
+
+
+@pytest.mark.parametrize("check", ["causal", "no_poison", "padding", "hidden_keys", "all_hidden", "batch", "resume", "packed", "relative"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"decay": None},
+        {"decay": 0.9},
+        {"decay": Decay(2, learnable=True)},
+        {"permutation": "max_order"},
+        {"permutation": torch.stack([torch.randperm(32), torch.randperm(32)])},
+        {"axes": 2},
+        {"feature_map": "favor"},
+        {"feature_map": "elu", "feature_multiplier": 1},
+    ],
+    ids=lambda options: ",".join(options) or "default",
+)
+@pytest.mark.filterwarnings("ignore:positions on axis")
+def test_causal(options, check):
+    CHECKS[check](layer_of(causal=True, **options))
+
+
+@pytest.mark.parametrize("check", ["no_poison", "padding", "hidden_keys", "all_hidden", "batch", "packed", "relative"])
+@pytest.mark.parametrize(
+    "options", [{}, {"decay": Decay(2, two_sided=True)}, {"axes": 2}, {"axes": 3}, {"feature_map": "favor"}], ids=lambda o: ",".join(o)
+)
+@pytest.mark.filterwarnings("ignore:positions on axis")
+def test_bidirectional(options, check):
+    CHECKS[check](layer_of(**options))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_layer_is_the_paper(causal):
+    """From x to y through the layer's own projections, and equation 11 in between."""
+    layer = layer_of(causal=causal)
+    permute = layer.attention.position.encodings[0]
+    x = torch.randn(2, 150, 32, dtype=torch.float64)
+    q, k, v = (projection(x).view(2, 150, 2, -1).transpose(1, 2) for projection in (layer.query, layer.key, layer.value))
+    out = reference.attention(
+        q,
+        k,
+        v,
+        permutations=[permute.permutation],
+        positions=torch.arange(150).view(1, -1, 1).expand(2, -1, -1),
+        visible=torch.ones(150, 150, dtype=torch.bool).tril() if causal else torch.ones(150, 150, dtype=torch.bool),
+        feature_map=relu_eps,
+        decay=layer.attention.position.encodings[1].log_decay().double().exp() if causal else None,
+    )
+    expected = layer.output(out.transpose(1, 2).reshape(2, 150, 32))
+    actual, state = layer(x)
+    assert_close(actual, expected)
+    assert (state is None) is not causal
+
+
+def test_the_readme_example_has_a_state_of_constant_size():
+    attention = PermuteFormerAttention(512, num_heads=8, causal=True)
+    with torch.no_grad():
+        _, state = attention(torch.randn(1, 10, 512))
+        _, longer = attention(torch.randn(1, 3000, 512), state=state)
+    assert isinstance(longer, LinearState)
+    assert [x.numel() for x in longer[:3]] == [x.numel() for x in state[:3]] == [8 * 64 * 64, 8 * 64, 1]
+    assert longer.next_position.tolist() == [3010]
+
+
+def test_default_permutations_are_stored_cycle_by_cycle_and_shared_by_seed():
+    first, second, other = layer_of(), layer_of(), layer_of(seed=1)
+    permute = first.attention.position.encodings[0]
+    assert permute.contiguous
+    assert torch.equal(permute.permutation, second.attention.position.encodings[0].permutation)
+    assert not torch.equal(permute.permutation, other.attention.position.encodings[0].permutation)
+
+
+def test_a_checkpoint_brings_its_permutations_along():
+    source, target = layer_of(causal=True, seed=1), layer_of(causal=True, seed=2)
+    x = torch.randn(1, 40, 32, dtype=torch.float64)
+    expected, _ = source(x)
+    assert (target(x)[0] - expected).abs().max() > 1e-6
+    target.load_state_dict(copy.deepcopy(source.state_dict()))
+    assert torch.equal(target(x)[0], expected)
+
+
+def test_r_stays_exact_when_the_model_is_cast():
+    decay = Decay(8)
+    assert torch.equal(copy.deepcopy(decay).bfloat16().log_decay(), decay.log_decay())
+    assert torch.equal(copy.deepcopy(decay).double().log_decay(), decay.log_decay())
+    assert Decay(8, learnable=True).bfloat16().logit.dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:positions on axis")
+def test_r_learns():
+    torch.manual_seed(0)
+    layer = PermuteFormerAttention(16, num_heads=2, causal=True, decay=Decay(2, r=0.9, learnable=True))
+    target = PermuteFormerAttention(16, num_heads=2, causal=True, decay=0.5)
+    target.load_state_dict({**layer.state_dict(), "attention.position.encodings.1.log_r": torch.tensor([0.5, 0.5]).log()}, strict=False)
+    logit = layer.attention.position.encodings[1].logit
+    optimizer = torch.optim.Adam([logit], lr=0.1)
+    x = torch.randn(4, 60, 16)
+    for _ in range(120):
+        loss = (layer(x)[0] - target(x)[0].detach()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(logit.detach().sigmoid(), torch.tensor([0.5, 0.5]), atol=0.02, rtol=0)
+
+
+def test_a_sequence_longer_than_the_period_warns_and_names_it():
+    permutation = torch.tensor([[1, 2, 0, 3], [1, 0, 2, 3]])
+    layer = PermuteFormerAttention(8, num_heads=2, permutation=permutation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(torch.randn(1, 6, 8))
+    with pytest.warns(UserWarning, match="reach further than 6, the period"):
+        layer(torch.randn(1, 7, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lower_precision(dtype):
+    layer = PermuteFormerAttention(64, num_heads=4, causal=True)
+    x = torch.randn(2, 70, 64)
+    expected, _ = layer(x)
+    out, state = layer.to(dtype)(x.to(dtype))
+    assert out.dtype == dtype
+    assert state.kv.dtype == torch.float32
+    assert_close(out, expected, dtype)
+
+
+def test_no_heads_left_over():
+    for arguments in ((30, 4), (8, 0), (0, 1)):
+        with pytest.raises(ValueError, match="hidden_size must be a multiple of num_heads"):
+            PermuteFormerAttention(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"permutation": torch.zeros(2, 64, dtype=torch.int64)}, "head 0 is not a permutation"),
+        ({"permutation": torch.arange(64)[None]}, r"\(heads, features\) = \(2, 64\); it has \(1, 64\)"),
+        ({"permutation": "rondom"}, "did you mean 'random'"),
+        ({"decay": 0.0, "causal": True}, r"in \(0, 1\]; it is 0.0"),
+        ({"decay": 1.5, "causal": True}, "it is 1.5"),
+        ({"decay": torch.tensor([0.9, torch.nan]), "causal": True}, "it is .*nan"),
+        ({"decay": torch.tensor([0.9, 0.9, 0.9]), "causal": True}, "a tensor of 2"),
+        ({"decay": "fast", "causal": True}, "decay must be 'auto'"),
+        ({"decay": 0.9}, "needs two_sided=True"),
+        ({"decay": Decay(2, two_sided=True), "causal": True}, "a causal one two_sided=False"),
+        ({"feature_map": "relu_esp"}, "did you mean 'relu_eps'"),
+        ({"feature_multiplier": 0}, "feature_multiplier must be a whole number"),
+        ({"axes": 100}, "axes must be from 1 to the number of features, 64"),
+    ],
+)
+def test_what_is_not_supported_is_refused_when_built(options, message):
+    with pytest.raises(ValueError, match=message):
+        PermuteFormerAttention(128, **{"num_heads": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ({"x": torch.zeros(2, 5, 31)}, ValueError, r"\(batch, length, 32\)"),
+        ({"x": torch.zeros(5, 32)}, ValueError, r"it has \(5, 32\)"),
+        ({"x": torch.zeros(2, 0, 32)}, ValueError, "length of at least 1"),
+        ({"positions": torch.zeros(2, 5, dtype=torch.int64)}, ValueError, r"\(2, 5, 1\)"),
+        ({"positions": torch.zeros(2, 4, 1, dtype=torch.int64)}, ValueError, r"they have \(2, 4, 1\)"),
+        ({"positions": torch.zeros(2, 5, 1)}, TypeError, "positions must be int64, not torch.float32"),
+        ({"key_mask": torch.ones(2, 5)}, ValueError, "key_mask must be bool"),
+        ({"key_mask": torch.ones(5, 2, dtype=torch.bool)}, ValueError, r"it is torch.bool of shape \(5, 2\)"),
+        ({"key_mask": torch.ones(2, 5, dtype=torch.bool, device="meta")}, ValueError, "key_mask is on meta, x on cpu"),
+        ({"state": LinearState(torch.zeros(2, 2, 16, 8), torch.zeros(2, 2, 16), torch.zeros(2))}, ValueError, "state is of shape"),
+    ],
+)
+def test_bad_input_is_refused(call, error, message):
+    layer = PermuteFormerAttention(32, num_heads=2, causal=True)
+    arguments = {"x": torch.zeros(2, 5, 32), **call}
+    with pytest.raises(error, match=message):
+        layer(arguments.pop("x"), **arguments)
+
+
+def test_a_bidirectional_layer_takes_no_state_and_a_2d_one_needs_positions():
+    layer = PermuteFormerAttention(32, num_heads=2)
+    with pytest.raises(ValueError, match="state is for causal attention"):
+        layer(torch.zeros(1, 3, 32), state=object())
+    layer = PermuteFormerAttention(32, num_heads=2, axes=2)
+    with pytest.raises(ValueError, match="positions must be given where there are several axes"):
+        layer(torch.zeros(1, 3, 32))
+
+
+def test_unknown_names_and_options_list_what_there_is():
+    with pytest.raises(KeyError, match=r"unknown attention 'lineer'.*did you mean 'linear'"):
+        build("lineer", hidden_size=8, num_heads=2)
+    with pytest.raises(KeyError, match=r"unknown position encoding 'permut'.*did you mean 'permute'"):
+        build("linear", [("permut", {})], hidden_size=8, num_heads=2)
+    with pytest.raises(TypeError, match=r"unknown argument of position encoding 'permute': 'sed'.*did you mean 'seed'"):
+        build("linear", [("permute", {"sed": 1})], hidden_size=8, num_heads=2)
+    with pytest.raises(TypeError, match=r"unknown argument of attention 'linear': 'chunks'"):
+        build("linear", hidden_size=8, num_heads=2, chunks=1)
+
+
+def test_redraw_is_explicit():
+    layer = PermuteFormerAttention(32, num_heads=2, feature_map="favor")
+    x = torch.randn(1, 9, 32)
+    first, again = layer(x)[0], layer(x)[0]
+    assert torch.equal(first, again)
+    layer.attention.redraw()
+    assert not torch.equal(layer(x)[0], first)
+
+
+def test_without_a_normaliser():
+    layer = MultiHeadAttention(32, LinearAttention(2, 16, causal=True, normalizer="none")).double()
+    with_it = MultiHeadAttention(32, LinearAttention(2, 16, causal=True)).double()
+    with_it.load_state_dict(layer.state_dict())
+    nn.init.zeros_(layer.value.weight)
+    nn.init.ones_(layer.value.bias)
+    with_it.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 30, 32, dtype=torch.float64)
+    normalised, plain = with_it(x)[0], layer(x)[0]
+    assert_close(normalised, normalised[:, :1].expand_as(normalised))
+    assert (plain[:, -1] - plain[:, 0]).abs().max() > 1, "sums grow where nothing divides them"
+    with pytest.raises(ValueError, match="unknown normalizer 'sum'"):
+        LinearAttention(2, 16, normalizer="sum")
+
+
+def test_every_feature_map_makes_a_layer():
+    for name in FEATURE_MAPS:
+        layer = PermuteFormerAttention(16, num_heads=2, feature_map=name, feature_multiplier=3)
+        assert layer.attention.num_features == 24
+        assert layer(torch.randn(1, 5, 16))[0].isfinite().all()
+
+
+def test_the_ablations_are_shorter_lists():
+    for encodings in ([], [Permute(2, 16)], [Decay(2)], [Permute(2, 16), Decay(2)]):
+        layer = MultiHeadAttention(32, LinearAttention(2, 16, causal=True, position=Compose(encodings)))
+        assert layer(torch.randn(1, 5, 32))[0].shape == (1, 5, 32)

@@ -15,7 +15,7 @@ hypothesis.settings.load_profile("tests")
 def seeded():
     """The same numbers in every run, and memory that nobody filled is NaN, so that reading it shows."""
     torch.manual_seed(0)
-    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+    torch.set_num_threads(1)  # the test processes share the cores
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield

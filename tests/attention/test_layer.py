@@ -243,6 +243,23 @@ def test_every_feature_map_makes_a_layer():
         assert layer(torch.randn(1, 5, 16))[0].isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:positions on axis")
+def test_a_bias_stands_beside_the_other_encodings():
+    """With a bias of zero, all pairs formed give what the linear path gives."""
+    encodings = [("permute", {}), ("decay", {})]
+    linear = build("linear", encodings, hidden_size=32, num_heads=2, causal=True).double()
+    quadratic = build("linear", [*encodings, ("t5_bias", {})], hidden_size=32, num_heads=2, causal=True).double()
+    quadratic.load_state_dict(linear.state_dict(), strict=False)
+    x = torch.randn(2, 19, 32, dtype=torch.float64)
+    assert (quadratic(x)[0] - linear(x)[0]).abs().max() > 1e-6
+    nn.init.zeros_(quadratic.attention.position.encodings[2].axis_tables[0].weight)
+    assert_close(quadratic(x)[0], linear(x)[0])
+    for check in ("causal", "padding", "resume", "packed", "relative"):
+        CHECKS[check](quadratic)
+    with pytest.raises(ValueError, match="normalizer='auto' takes sums of features before"):
+        build("linear", [("rope", {}), ("t5_bias", {})], hidden_size=32, num_heads=2)
+
+
 def test_the_ablations_are_shorter_lists():
     for encodings in ([], [Permute(2, 16)], [Decay(2)], [Permute(2, 16), Decay(2)]):
         layer = MultiHeadAttention(32, LinearAttention(2, 16, causal=True, position=Compose(encodings)))

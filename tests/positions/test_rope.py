@@ -12,10 +12,11 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from permuteformer import build
+from permuteformer.ops.angle import angles, geometric_turns
 from permuteformer.ops.feature_map import FEATURE_MAPS
 from permuteformer.ops.reference import kernel_attention
 from permuteformer.positions import POSITIONS
-from permuteformer.positions.rope import Rope, angles, geometric_turns
+from permuteformer.positions.rope import Rope
 
 
 def line(*positions):

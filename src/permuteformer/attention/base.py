@@ -91,10 +91,15 @@ class Attention(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define mix")
 
-    def require(self, mode: str) -> None:
-        """Raise if this attention does not have ``mode``."""
-        if mode not in self.modes:
-            raise ValueError(f"attention {self.name!r} cannot be used with {mode!r}: it has {', '.join(sorted(self.modes))}")
+    def require(self, *modes: str) -> None:
+        """Raise if this attention does not have all of ``modes``."""
+        for mode in modes:
+            if mode not in self.modes:
+                raise ValueError(f"attention {self.name!r} cannot be used with {mode!r}: it has {', '.join(sorted(self.modes))}")
+
+    def require_for(self, **arguments: object) -> None:
+        """Raise if an argument of ``mix`` that is a mode by itself is given, and this attention does not have it."""
+        self.require(*(mode for mode, value in arguments.items() if value is not None))
 
     @property
     def name(self) -> str:

@@ -89,12 +89,9 @@ class MultiHeadAttention(nn.Module):
         for name, tensor in {"positions": positions, "key_mask": key_mask, "segments": segments}.items():
             if tensor is not None and tensor.device != x.device:
                 raise ValueError(f"{name} is on {tensor.device}, x on {x.device}: move it there with .to(x.device)")
-        if segments is not None:
-            self.attention.require("segments")
-        if state is not None:
-            if not self.attention.causal:
-                raise ValueError("state is for causal attention: a bidirectional layer sees its whole sequence in one call")
-            self.attention.require("state")
+        if state is not None and not self.attention.causal:
+            raise ValueError("state is for causal attention: a bidirectional layer sees its whole sequence in one call")
+        self.attention.require_for(segments=segments, state=state)
 
 
 class PermuteFormerAttention(MultiHeadAttention):

@@ -56,6 +56,11 @@ class LinearAttention(Attention):
         self.num_features = self.feature_size(head_size, feature_multiplier=feature_multiplier)
         self.normalize = normalizer != "none"
         self.plain_normalizer = normalizer == "plain" or (normalizer == "auto" and not self.position.keeps_sign)
+        if self.plain_normalizer and "bias" in self.position.hooks:
+            raise ValueError(
+                f"normalizer={normalizer!r} takes sums of features before the position is put in, which a bias does not leave apart: "
+                "use normalizer='transformed' or 'none', or an encoding that keeps features positive"
+            )
         self.chunk_size = chunk_size
         if needs_projection(self.feature_map):
             self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size))
@@ -119,16 +124,25 @@ class LinearAttention(Attention):
         segments: Tensor | None,
         state: KVState | None,
     ) -> tuple[Tensor, KVState]:
-        """Weights phi(q)·phi(k) exp(bias). The bias is one number a pair, so all pairs are formed: time and memory O(l s)."""
+        """Weights phi(q)·phi(k) exp(bias), among whatever else the position does. A bias is one number a pair, so all pairs are formed."""
         b, _, length, _ = q.shape
         positions = consecutive(state, b, length, q.device) if positions is None else positions.expand(b, -1, -1)
         mask = torch.ones(b, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
-        q, k = self.feature_map(q, *self._random_features), self.feature_map(k, *self._random_features)
         hidden = ~mask[:, None, :, None]
-        new = KVState(k.masked_fill(hidden, 0), v.masked_fill(hidden, 0), positions, mask, segments)
-        state = append(state, new)
-        plain = q @ state.k.transpose(-1, -2)  # b h l s
-        weights = (plain * self.position.bias(positions, state.positions).exp()).masked_fill(~visible(state, length, self.causal), 0)
+        q = self.feature_map(q, *self._random_features)
+        k = self.feature_map(k, *self._random_features).masked_fill(hidden, 0)
+        if "transform" in self.position.hooks:
+            tables = self.position.tables(positions)
+            q, k = self.position.transform(q, tables), self.position.transform(k, tables)
+        state = append(state, KVState(k, v.masked_fill(hidden, 0), positions, mask, segments))
+        factor = self.position.bias(positions, state.positions)
+        log_decay = self.position.log_decay()
+        if log_decay is not None:
+            steps = torch.arange(state.k.shape[2], device=q.device)
+            distance = (steps[-length:, None] - steps).abs()
+            factor = factor + log_decay.to(torch.promote_types(factor.dtype, torch.float32))[:, None, None] * distance
+        weights = q @ state.k.transpose(-1, -2) * factor.exp().to(q.dtype)  # b h l s
+        weights = weights.masked_fill(~visible(state, length, self.causal), 0)
         out = weights @ state.v
         if self.normalize:
             total = weights.sum(-1, keepdim=True)

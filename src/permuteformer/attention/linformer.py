@@ -66,10 +66,7 @@ class LinformerAttention(Attention):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
     ) -> tuple[Tensor, None]:
-        if segments is not None:
-            self.require("segments")
-        if state is not None:
-            self.require("state")
+        self.require_for(segments=segments, state=state)
         length = k.shape[2]
         if length > self.max_length:
             raise ValueError(

@@ -67,10 +67,7 @@ class NystromformerAttention(Attention):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
     ) -> tuple[Tensor, None]:
-        if segments is not None:
-            self.require("segments")
-        if state is not None:
-            self.require("state")
+        self.require_for(segments=segments, state=state)
         dtype = v.dtype
         # The pseudo-inverse enlarges rounding errors more than tenfold: bfloat16 has no digits to spare for that.
         q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))

@@ -16,7 +16,7 @@ from permuteformer.positions.base import PositionEncoding
 class ReformerAttention(Attention):
     """Tokens are hashed by random rotations, sorted by bucket, and see their bucket in their own and the last chunk.
 
-    Queries are keys too, of unit length: ``mix`` does not look at ``k``. A token sees itself only where it sees nothing
+    Queries are keys too, all of one length: ``mix`` does not look at ``k``. A token sees itself only where it sees nothing
     else. Linear in the length; see ``ops.lsh`` for the rule, and for what a causal token sees.
 
     Args:
@@ -72,10 +72,7 @@ class ReformerAttention(Attention):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
     ) -> tuple[Tensor, None]:
-        if segments is not None:
-            self.require("segments")
-        if state is not None:
-            self.require("state")
+        self.require_for(segments=segments, state=state)
         return lsh_attention(q, v, self._buckets(q), chunk_size=self.chunk_size, causal=self.causal, key_mask=key_mask), None
 
     def _buckets(self, q: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ def lsh_attention(
     In each round tokens are sorted by bucket, then by index, hidden ones last, and cut into chunks. A token sees the
     tokens of its bucket in its own chunk and in the one before; there is none before the first. A causal token sees
     instead the ``chunk_size`` tokens of its bucket that came before it: where chunks begin depends on the tokens after
-    it. The result is the softmax of q_i·k_j / sqrt d, with k_j = q_j / |q_j|, over all the tokens seen in any round.
+    it. The result is the softmax of q_i·k_j / sqrt d, with k_j = q_j of length sqrt d, over all the tokens seen in any round.
 
     Args:
         q: queries ``b h l d``, which are keys too, any strides.
@@ -37,7 +37,8 @@ def lsh_attention(
     torch.Size([1, 2, 100, 4])
     """
     _check(q, v, buckets, chunk_size, key_mask)
-    length = q.shape[2]
+    length, dtype = q.shape[2], v.dtype
+    q, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, v))  # keys of one length need digits
     chunk = min(chunk_size, length)
     extra = -length % chunk
     if key_mask is None:
@@ -50,10 +51,11 @@ def lsh_attention(
     order = buckets.argsort(dim=-1, stable=True)  # b h r l
     rank = order.argsort(-1)
     first, last = (x.gather(-1, rank) for x in _visible_ranks(buckets.gather(-1, order), chunk, causal))
-    out, total = _attend(q, v, order, (rank.int(), first, last), chunk)
+    with torch.autocast(q.device.type, enabled=False):
+        out, total = _attend(q, v, order, (rank.int(), first, last), chunk)
     out, total = _take(out, rank), total.gather(-1, rank)
     weight = total.softmax(2)  # each round's share of the sum over all
-    return (out * weight.unsqueeze(-1)).sum(2)[:, :, :length].to(v.dtype)
+    return (out * weight.unsqueeze(-1)).sum(2)[:, :, :length].to(dtype)
 
 
 def hash_buckets(x: Tensor, rotations: Tensor) -> Tensor:
@@ -95,13 +97,13 @@ def _attend(q: Tensor, v: Tensor, order: Tensor, ranks: tuple[Tensor, Tensor, Te
     rounds = order.shape[2]
     k = F.normalize(q, dim=-1, eps=1e-6)
     query, key, value = (_chunks(x.unsqueeze(2).expand(-1, -1, rounds, -1, -1), order, chunk) for x in (q, k, v))  # b h r n c d
-    bias = _bias(order, ranks, chunk, torch.promote_types(q.dtype, torch.float32))
-    scores = torch.add(bias, query @ _look_back(key, 0).transpose(-1, -2), alpha=q.shape[-1] ** -0.5)  # b h r n c 2c
+    bias = _bias(order, ranks, chunk, q.dtype)
+    scores = bias + query @ _look_back(key, 0).transpose(-1, -2)  # b h r n c 2c; keys of length 1 have the sqrt d in them
     # In place, for these are the largest tensors here.
     largest = scores.detach().amax(-1, keepdim=True)
     weights = scores.sub_(largest).exp_()
     total = weights.sum(-1, keepdim=True)
-    out = weights.to(v.dtype) @ _look_back(value, 0) / total
+    out = weights @ _look_back(value, 0) / total
     return out.flatten(3, 4), (largest + total.log()).flatten(3)
 
 

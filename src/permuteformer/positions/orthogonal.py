@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from permuteformer.ops.angle import angles
 from permuteformer.ops.permutation import axis_sizes
 from permuteformer.positions.base import POSITIONS, PositionEncoding
-from permuteformer.positions.rope import angles
 
 
 @POSITIONS.register("orthogonal")

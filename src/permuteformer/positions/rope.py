@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import decimal
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from permuteformer.ops.angle import angles, geometric_turns
 from permuteformer.ops.permutation import axis_sizes
 from permuteformer.positions.base import POSITIONS, PositionEncoding
-
-TWO_PI = decimal.Decimal("6.283185307179586476925286766559005768394338798750211641949889")
 
 
 @POSITIONS.register("rope")
@@ -72,32 +69,3 @@ class Rope(PositionEncoding):
 def _quarter_turn(x: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
-
-
-def geometric_turns(size: int, base: float) -> Tensor:
-    """base^(-2t/size) / 2 pi for t below size/2, in turns a token, as ``angles`` takes them: int64 ``2 t``.
-
-    >>> geometric_turns(4, 10_000.0)[0] * 2.0**-64
-    tensor([0.1592, 0.0016])
-    """
-    if not base > 0:
-        raise ValueError(f"base must be above 0; it is {base}")
-    with decimal.localcontext(decimal.Context(prec=60)):
-        exponents = [decimal.Decimal(-2 * t) / size for t in range((size + 1) // 2)]
-        units = [int((decimal.Decimal(base) ** exponent / TWO_PI * 2**128).to_integral_value()) for exponent in exponents]
-    whole = [(unit + 2**63) >> 64 for unit in units]
-    rest = [unit - (part << 64) for unit, part in zip(units, whole, strict=True)]
-    return torch.tensor([[(part + 2**63) % 2**64 - 2**63 for part in whole], rest])
-
-
-def angles(positions: Tensor, turns: Tensor, rest: Tensor | None = None) -> Tensor:
-    """2 pi × position × turns, less whole turns, in float64 and right to its last digits at every int64 position.
-
-    ``turns``: int64, in units of 2^-64 of a turn; ``rest``: int64, a correction in units of 2^-128. A product in floating
-    point would lose a digit for every digit of the position; this integer product wraps around at 2^64 units, that is,
-    at whole turns, and what it keeps is exact. So angles at i and at j add up to the one at i + j, however large.
-    """
-    turned = (positions * turns).double()
-    if rest is not None:
-        turned = turned + positions.double() * rest.double() * 2.0**-64
-    return turned * (2 * math.pi * 2.0**-64)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from permuteformer.ops.angle import angles, geometric_turns
 from permuteformer.ops.permutation import axis_sizes
 from permuteformer.positions.base import POSITIONS, PositionEncoding
-from permuteformer.positions.rope import angles, geometric_turns
 
 
 @POSITIONS.register("sinusoidal")

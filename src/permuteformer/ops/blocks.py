@@ -53,8 +53,8 @@ class Decays(NamedTuple):
 class Reach(NamedTuple):
     """Who sees whom where a row holds several segments; ``None`` is everybody."""
 
-    visible: Tensor | None
-    """bool, broadcasts to ``b h C C``: query t sees key t'."""
+    same: Tensor | None
+    """``b 1 C C``: tokens t and t' are of one segment."""
     reads: Tensor | None = None
     """``b 1 C 1``: token t is of the segment that the carry is of."""
     writes: Tensor | None = None
@@ -89,6 +89,7 @@ class Blocks:
         self.sizes = {self.size(0), self.size(len(self.slices) - 1)}
         """The common size of a block, and that of the last one."""
         self._relative: dict[int, Any] = {}
+        self._moves: dict[int, Any] = {}
         if self.transform is not None and self.positions is None:
             for size in self.sizes:
                 self._relative[size] = self.transform.tables(torch.arange(size, device=self.device).view(1, -1, 1))
@@ -124,20 +125,19 @@ class Blocks:
         """The carry as seen from ``tokens`` further on: its keys' positions count from there."""
         if self.transform is None or self.positions is not None:
             return carry
-        return transport(self.transform, carry, torch.tensor([[[-tokens]]], device=self.device), self.plain_normalizer)
+        if tokens not in self._moves:
+            self._moves[tokens] = self.transform.tables(torch.full((1, 1, 1), -tokens, device=self.device))
+        return transport(self.transform, carry, self._moves[tokens], self.plain_normalizer)
 
     # Reach
 
     def reach_left(self, n: int) -> Reach:
         """Who sees whom in block n, and how it meets the carry from the left."""
-        block = self.slices[n]
-        size = self.size(n)
-        below = torch.ones(size, size, dtype=torch.bool, device=self.device).tril() if self.causal else None
         if self.segments is None:
-            return Reach(below)
+            return Reach(None)
+        block = self.slices[n]
         here = self.segments[:, block]
-        same = here[:, None, :, None] == here[:, None, None, :]  # b 1 C C
-        same = same if below is None else same & below
+        same = here[:, None, :, None] == here[:, None, None, :]
         before = self.first_segment if n == 0 else self.segments[:, block.start - 1]
         return self._meet(same, here, here[:, -1], before)
 
@@ -151,11 +151,11 @@ class Blocks:
         return self._meet(None, here, here[:, 0], after)
 
     @staticmethod
-    def _meet(visible: Tensor | None, here: Tensor, leaving: Tensor, carried: Tensor | None) -> Reach:
+    def _meet(same: Tensor | None, here: Tensor, leaving: Tensor, carried: Tensor | None) -> Reach:
         writes = (here == leaving[:, None])[:, None, :, None]
         if carried is None:  # no carry, or one that is zero
-            return Reach(visible, None, writes, None)
-        return Reach(visible, (here == carried[:, None])[:, None, :, None], writes, (leaving == carried)[:, None, None, None])
+            return Reach(same, None, writes, None)
+        return Reach(same, (here == carried[:, None])[:, None, :, None], writes, (leaving == carried)[:, None, None, None])
 
     # The three things a block does
 
@@ -182,27 +182,32 @@ class Blocks:
         return Carry(kv * decays.across + new_kv, z * decays.across + new_z)
 
     def within(
-        self, queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor, Tensor], decays: Decays | None, visible: Tensor | None
+        self, queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor, Tensor], decays: Decays | None, same: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Numerator and normaliser from the pairs inside a block."""
         (q_plain, q), (k_total, k, v) = queries, keys
-
-        def scores(q: Tensor, k: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2)  # b h C C
-            if decays is not None:
-                scores = scores * decays.within
-            return scores if visible is None else scores.masked_fill(~visible, 0)
-
-        weights = scores(q, k)
-        totals = scores(q_plain, k_total) if self.plain_normalizer else weights
-        if visible is not None and (torch.compiler.is_compiling() or not bool(v.sum().isfinite())):
+        weights = self._weights(q, k, decays, same)
+        totals = self._weights(q_plain, k_total, decays, same) if self.plain_normalizer else weights
+        hides = self.causal or same is not None
+        if hides and (torch.compiler.is_compiling() or not bool(v.sum().isfinite())):
             # A weight of zero does not hide a NaN: take it out, and give it to those who see it.
             bad = ~v.isfinite().all(-1)
-            poisoned = (visible & bad.unsqueeze(-2)).any(-1, keepdim=True)
+            visible = bad.unsqueeze(-2).expand(*bad.shape, bad.shape[-1])
+            visible = visible.tril() if self.causal else visible
+            poisoned = (visible if same is None else visible & same).any(-1, keepdim=True)
             numerator = (weights @ v.masked_fill(bad.unsqueeze(-1), 0)).masked_fill(poisoned, torch.nan)
         else:
             numerator = weights @ v
         return numerator, totals.sum(-1, keepdim=True)
+
+    def _weights(self, q: Tensor, k: Tensor, decays: Decays | None, same: Tensor | None) -> Tensor:
+        """Weights of the pairs inside a block, ``b h C C``: zero, whatever a NaN says, where a query does not see a key."""
+        scores = q @ k.transpose(-1, -2)
+        if decays is not None:
+            scores = scores * decays.within
+        if self.causal:
+            scores = scores.tril()
+        return scores if same is None else scores.masked_fill(~same, 0)
 
     def divide(self, numerator: Tensor, total: Tensor) -> Tensor:
         """Equation 3; zero where a query sees no key."""
@@ -217,7 +222,7 @@ class Blocks:
         tables, reach = self.tables(n), self.reach_left(n)
         queries, keys = self.features(q, tables, parameters), self.keys(n, k, v, tables, parameters)
         q_total = queries[0] if self.plain_normalizer else queries[1]
-        numerator, total = self.within(queries, keys, decays, reach.visible)
+        numerator, total = self.within(queries, keys, decays, reach.same)
         parts = [self.read(queries[1], q_total, left, None if decays is None else decays.read, reach.reads)]
         if right is not None:
             weight = None if decays is None else decays.read.flip(-2)
@@ -243,9 +248,8 @@ class Blocks:
         return self.divide(*self.read(q, plain if self.plain_normalizer else q, carry, None, None))
 
 
-def transport(transform: Transform, carry: Carry, by: Tensor, plain_normalizer: bool) -> Carry:
-    """The carry with all its keys' positions moved by ``by``, ``b 1 a``."""
-    tables = transform.tables(by)
+def transport(transform: Transform, carry: Carry, tables: Any, plain_normalizer: bool) -> Carry:
+    """The carry with all its keys' positions moved by what ``tables``, of ``b 1 a`` positions, say."""
     kv = transform.transform(carry.kv, tables)
     return Carry(kv, carry.z if plain_normalizer else transform.transform(carry.z, tables))
 

@@ -121,7 +121,7 @@ def linear_attention(
             device=q.device,
         )
         if relative and transform is not None and state is not None:
-            carry = transport(transform, carry, -start.view(-1, 1, 1), plain_normalizer)
+            carry = transport(transform, carry, transform.tables(-start.view(-1, 1, 1)), plain_normalizer)
         if one_step:
             out, carry = _step(blocks, q, k, v, carry, log_decay, parameters)
         elif causal or two_sided or segments is not None:
@@ -129,7 +129,7 @@ def linear_attention(
         else:
             out, carry = torch_backend.total(blocks, q, k, v, carry, parameters)
         if relative and transform is not None:
-            carry = transport(transform, carry, end.view(-1, 1, 1), plain_normalizer)
+            carry = transport(transform, carry, transform.tables(end.view(-1, 1, 1)), plain_normalizer)
     segment = None if segments is None else segments[:, -1]
     return out, LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), end, segment)
 
@@ -155,7 +155,7 @@ def _first_segment(segments: Tensor | None, state: LinearState | None) -> Tensor
 
 def _chunk(features: int, causal: bool) -> int:
     """Tokens a block, so that a block's features, ``features`` numbers a token, stay in the cache."""
-    return max(32, min(128 if causal else 512, 2**20 // features))
+    return max(32, min(128 if causal else 512, 2**19 // features))
 
 
 def _check(

@@ -106,7 +106,7 @@ def orders() -> list[Row]:
         row: Row = {"features": size, "mean": statistics.mean(found), "median": statistics.median(found), "smallest": min(found)}
         for heads in (8, 12, 16):
             together = [math.lcm(*found[start : start + heads]) for start in range(0, 5000 - heads + 1, heads)]
-            row[f"lcm_of_{heads}_heads_median"], row[f"lcm_of_{heads}_heads_largest"] = statistics.median(together), max(together)
+            row[f"lcm_{heads}_heads_median"], row[f"lcm_{heads}_heads_largest"] = statistics.median(together), max(together)
         rows.append({**row, "max_order": math.lcm(*max_order_cycle_lengths(size)), "bound": math.lcm(*range(1, size + 1))})
     return rows
 
@@ -170,6 +170,22 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, index: Tensor) -> Tensor:
     return q @ (k.transpose(-1, -2) @ v) / (q @ k.sum(-2).unsqueeze(-1))
 
 
+def _table(rows: list[Row]) -> Table:
+    """The fields in which rows differ; what they have in common stands under the table. Few rows stand side by side."""
+    common = [field for field in rows[0] if all(row[field] == rows[0][field] for row in rows)]
+    fields = [field for field in rows[0] if field not in common]
+    caption = ", ".join(f"{field} {_short(rows[0][field])}" for field in common) or None
+    if len(rows) < len(fields):
+        table = Table(show_header=False, caption=caption)
+        for field in fields:
+            table.add_row(field, *(_short(row[field]) for row in rows))
+    else:
+        table = Table(*fields, caption=caption)
+        for row in rows:
+            table.add_row(*(_short(row[field]) for field in fields))
+    return table
+
+
 def _short(value: Any) -> str:
     if isinstance(value, str):
         return value
@@ -203,10 +219,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
     }
-    table = Table(show_header=False)
-    for field in rows[0]:
-        table.add_row(field, *(_short(row[field]) for row in rows))
-    Console().print(table)
+    Console().print(_table(rows))
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"{arguments.part}.jsonl"
     command = f"python benchmarks/core.py {arguments.part}"

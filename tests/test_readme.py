@@ -1,19 +1,25 @@
-"""The README's Python runs as it stands, in its order, and what it adds passes the contract checks."""
+"""The README's Python runs as it stands, what it adds passes the contract checks, and its numbers are those of the results.
 
+``python tests/test_readme.py`` writes the numbers into the README.
+"""
+
+import json
 import re
+import statistics
 from pathlib import Path
 
-import checks
 import pytest
 
-from permuteformer import ATTENTIONS, FEATURE_MAPS, POSITIONS, build
-
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+RESULTS = ROOT / "results" / "core"
 
 
 @pytest.fixture
 def namespace():
     """What the README's code defines; its registrations are taken back afterwards."""
+    from permuteformer import ATTENTIONS, FEATURE_MAPS, POSITIONS
+
     space: dict = {}
     for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL):
         exec(compile(block, "README.md", "exec"), space)
@@ -24,6 +30,10 @@ def namespace():
 
 
 def test_the_blocks_run_and_their_additions_hold(namespace):
+    import checks
+
+    from permuteformer import build
+
     assert namespace["y1"].shape == (2, 1, 512)
     assert namespace["positions"].shape == (1, 1024, 2)
     for attention in ("softmax", "linear"):
@@ -43,9 +53,68 @@ def test_the_blocks_run_and_their_additions_hold(namespace):
 def test_files_that_the_readme_names_are_there():
     text = README.read_text()
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
-        assert (README.parent / link).exists(), f"README links to {link}"
+        assert (ROOT / link).exists(), f"README links to {link}"
     house = re.search(r"```\nsrc/permuteformer/\n(.*?)```", text, re.DOTALL).group(1)
     named = set(re.findall(r"[a-z0-9_]+\.py", house))
-    there = {path.name for path in (README.parent / "src").rglob("*.py")} - {"__init__.py"}
+    there = {path.name for path in (ROOT / "src").rglob("*.py")} - {"__init__.py"}
     assert there <= named, f"not on the README's map: {there - named}"
     assert named - there == {"recall.py", "core.py"}
+
+
+@pytest.mark.parametrize("part", ["recall", "memory", "speed", "import", "orders"])
+def test_numbers_are_those_of_the_results(part):
+    assert with_numbers(part, README.read_text()) == README.read_text(), "run: python tests/test_readme.py"
+
+
+def with_numbers(part: str, text: str) -> str:
+    """The README with what stands after the mark of ``part`` made from the results."""
+    rows = NUMBERS[part]()
+    if part == "import":
+        return re.sub(r"<!-- import -->[\d.]*", f"<!-- import -->{rows[0]}", text)
+    table = "".join(f"| {row} |\n" for row in rows)
+    return re.sub(rf"(<!-- {part} -->\n.*\n\|[-|]+\n)(?:\|.*\n)*", lambda found: found[1] + table, text)
+
+
+def lines(name: str) -> list[dict]:
+    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+
+
+def recall() -> list[str]:
+    records = [json.loads((RESULTS / f"recall-seed{seed}" / "recall.json").read_text())["results"] for seed in (0, 1, 2)]
+    rows = []
+    for name in records[0]:
+        lengths = zip(*(record[name]["accuracy"] for record in records), strict=True)
+        cells = [f"{100 * statistics.mean(a):.1f} ({100 * min(a):.1f} – {100 * max(a):.1f})" for a in lengths]
+        rows.append(" | ".join([name, *cells]))
+    return rows
+
+
+def memory() -> list[str]:
+    return [f"{row['kind']}, {row['features']} features, {row['values']} values a head | {row['ratio']:.2f}" for row in lines("memory")]
+
+
+def speed() -> list[str]:
+    return [
+        f"{row['case']}, {row['kind']}, {row['length']:,} tokens, {row['features'] if row['case'] != 'SDPA' else row['values']} features | "
+        f"{row['forward_ms']:.0f} | {row['forward_backward_ms']:.0f}"
+        for row in lines("speed")
+    ]
+
+
+def imports() -> list[str]:
+    return [f"{row['ratio_to_torch']:.2f}" for row in lines("imports") if row["import"] == "PermuteFormerAttention"]
+
+
+def orders() -> list[str]:
+    fields = ["mean", "median", "smallest", *(f"lcm_{heads}_heads_median" for heads in (8, 12, 16)), "lcm_16_heads_largest", "bound"]
+    return [
+        " | ".join([str(row["features"]), *(f"{row[f]:,.0f}" if row[f] < 1e6 else f"{row[f]:.1e}" for f in fields)])
+        for row in lines("orders")
+    ]
+
+
+NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders}
+
+if __name__ == "__main__":
+    for part in NUMBERS:
+        README.write_text(with_numbers(part, README.read_text()))

@@ -94,11 +94,13 @@ def memory() -> list[str]:
 
 
 def speed() -> list[str]:
-    return [
-        f"{row['case']}, {row['kind']}, {row['length']:,} tokens, {row['features'] if row['case'] != 'SDPA' else row['values']} features | "
-        f"{row['forward_ms']:.0f} | {row['forward_backward_ms']:.0f}"
-        for row in lines("speed")
-    ]
+    rows = []
+    for row in lines("speed"):
+        softmax = row["case"] == "SDPA"
+        kind, features = (row["kind"].split()[0], row["values"]) if softmax else (row["kind"], row["features"])
+        times = f"{row['forward_ms']:,.0f} | {row['forward_backward_ms']:,.0f}"
+        rows.append(f"{row['case']}, {kind}, {row['length']:,} tokens, {features} features | {times}")
+    return rows
 
 
 def imports() -> list[str]:

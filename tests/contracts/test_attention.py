@@ -87,10 +87,10 @@ def test_relative(attention, positions, causal, axes):
     checks.check_relative(layer_of(attention, positions, causal, axes))
 
 
-@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), [case for case in CASES if case.values[0] == "linear"])
+@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), CASES)
 def test_nan_reaches_only_who_sees_it(attention, positions, causal, axes):
-    if "t5_bias" in positions:
-        pytest.skip("all pairs are formed, and zero times NaN is NaN")
+    if attention == "reformer":
+        pytest.skip("a NaN has no bucket: who meets it is not defined")
     checks.check_no_poison(layer_of(attention, positions, causal, axes))
 
 

@@ -112,6 +112,42 @@ def test_chunked_is_recurrent_is_quadratic(length, chunk, normalize, data):
         assert_close(torch.cat([head, tail], dim=2), chunked)
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 11), st.booleans(), st.booleans())
+def test_packed_is_separate(lengths, chunk, causal, decays):
+    encoding = Permute(H, M)
+    q, k, v = tensors(sum(lengths), requires_grad=False)
+    arguments = {"feature_map": relu_eps, "transform": encoding, "causal": causal, "chunk_size": chunk}
+    if decays:
+        arguments |= {"log_decay": DECAY.log(), "two_sided": not causal}
+    segments = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).expand(B, -1)
+    packed, final = linear_attention(q, k, v, segments=segments, **arguments)
+    start = 0
+    for length in lengths:
+        part = slice(start, start + length)
+        alone, state = linear_attention(q[:, :, part], k[:, :, part], v[:, :, part], **arguments)
+        assert_close(packed[:, :, part], alone)
+        start += length
+    # The last segment's state is the row's. A bidirectional one is kept in its own frame: compare what it answers.
+    if causal:
+        rotated = encoding.transform(state.kv.transpose(-1, -2), encoding.tables(torch.tensor([[[start - lengths[-1]]]])))
+        assert_close(final.kv.transpose(-1, -2), rotated)
+
+
+@given(st.integers(1, 30), st.integers(0, 12), st.integers(0, 12), st.integers(1, 11), st.booleans(), st.booleans())
+def test_padded_is_unpadded(length, before, after, chunk, causal, decays):
+    """On the left, on the right, with anything in the padding: real tokens come out the same."""
+    encoding = Permute(H, M)
+    q, k, v = tensors(length, requires_grad=False)
+    arguments = {"feature_map": relu_eps, "transform": encoding, "causal": causal, "chunk_size": chunk}
+    if decays:
+        arguments |= {"log_decay": DECAY.log(), "two_sided": not causal}
+    expected, _ = linear_attention(q, k, v, **arguments)
+    padded = [torch.nn.functional.pad(x, (0, 0, before, after), value=torch.nan) for x in (q, k, v)]
+    mask = torch.nn.functional.pad(torch.ones(B, length, dtype=torch.bool), (before, after))
+    out, _ = linear_attention(*padded, key_mask=mask, **arguments)
+    assert_close(out[:, :, before : before + length], expected)
+
+
 @given(st.integers(2, 30), st.integers(-(10**9), 10**9))
 def test_scores_depend_on_the_difference_alone(length, shift):
     """One key seen by one query: its weight is a function of i - j (Toeplitz)."""

@@ -160,3 +160,19 @@ def visible(state: KVState, length: int, causal: bool) -> Tensor:
     if state.segments is not None:
         mask = mask & (state.segments[:, None, size - length :, None] == state.segments[:, None, None, :])
     return mask
+
+
+def finite(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values without what is not finite, and where it was, ``b h s``: a weight of zero would not hide it.
+
+    A compiled graph cannot look at values, and takes them as they are.
+    """
+    if torch.compiler.is_compiling() or bool((k.sum() + v.sum()).isfinite()):
+        return k, v, None
+    bad = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
+    return k.masked_fill(bad.unsqueeze(-1), 0), v.masked_fill(bad.unsqueeze(-1), 0), bad
+
+
+def poison(out: Tensor, visible: Tensor, bad: Tensor) -> Tensor:
+    """NaN for the queries of ``out`` (``b h l v``) that see a key which was not finite, as ``finite`` found them."""
+    return out.masked_fill((visible & bad.unsqueeze(-2)).any(-1, keepdim=True), torch.nan)

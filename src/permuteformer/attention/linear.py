@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, visible
+from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, poison, visible
 from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
 from permuteformer.ops.linear import linear_attention
 from permuteformer.positions.base import PositionEncoding
@@ -142,9 +142,11 @@ class LinearAttention(Attention):
             distance = (steps[-length:, None] - steps).abs()
             factor = factor + log_decay.to(torch.promote_types(factor.dtype, torch.float32))[:, None, None] * distance
         weights = q @ state.k.transpose(-1, -2) * factor.exp().to(q.dtype)  # b h l s
-        weights = weights.masked_fill(~visible(state, length, self.causal), 0)
-        out = weights @ state.v
+        mask = visible(state, length, self.causal)
+        weights = weights.masked_fill(~mask, 0)
+        _, values, bad = finite(state.k, state.v)
+        out = weights @ values
         if self.normalize:
             total = weights.sum(-1, keepdim=True)
             out = out / total.masked_fill(total == 0, 1)
-        return out, state
+        return out if bad is None else poison(out, mask, bad), state

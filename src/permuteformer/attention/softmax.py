@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, visible
+from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, poison, visible
 
 
 @ATTENTIONS.register("softmax")
@@ -33,10 +33,12 @@ class SoftmaxAttention(Attention):
             hidden = ~key_mask[:, None, :, None]
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
         state = append(state, KVState(k, v, positions, key_mask, segments))
+        unseen = segments is not None or (self.causal and length > 1)
+        k, v, bad = finite(state.k, state.v) if unseen else (state.k, state.v, None)
         biased = "bias" in self.position.hooks
-        if not hides and not biased:
-            return F.scaled_dot_product_attention(q, state.k, state.v, is_causal=self.causal), state
+        if not hides and not biased and bad is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal), state
         mask = visible(state, length, self.causal)
         bias = self.position.bias(positions, state.positions).to(q.dtype).masked_fill(~mask, -torch.inf) if biased else mask
-        out = F.scaled_dot_product_attention(q, state.k, state.v, attn_mask=bias)
-        return out.masked_fill(~mask.any(-1, keepdim=True), 0), state
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(~mask.any(-1, keepdim=True), 0)
+        return out if bad is None else poison(out, mask, bad), state

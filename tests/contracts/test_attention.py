@@ -5,8 +5,9 @@ import itertools
 
 import checks
 import pytest
+import torch
 
-from permuteformer import ATTENTIONS, POSITIONS, build
+from permuteformer import ATTENTIONS, POSITIONS, Attention, PositionEncoding, build
 from permuteformer.positions import Compose
 
 pytestmark = pytest.mark.filterwarnings("ignore:positions on axis")  # heads this small repeat early
@@ -118,3 +119,31 @@ def test_composition_is_the_sum_of_its_parts():
     assert position.hooks == {"transform", "log_decay"}
     with pytest.raises(ValueError, match="Permute and Permute both define 'transform'"):
         build("linear", [("permute", {}), ("permute", {})], hidden_size=24, num_heads=2)
+
+
+@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), CASES)
+def test_made_on_the_meta_device_and_filled_later(attention, positions, causal, axes):
+    """Weights loaded and buffers filled, it is the layer that was made at once."""
+    expected = layer_of(attention, positions, causal, axes)
+    with torch.device("meta"):
+        layer = layer_of(attention, positions, causal, axes)
+    layer.to_empty(device="cpu")
+    for module in layer.modules():
+        if isinstance(module, (Attention, PositionEncoding)):
+            module.reset()
+    layer.load_state_dict(expected.state_dict())
+    x = checks.inputs(layer)
+    at = checks.grid(layer, *x.shape[:2])
+    assert torch.equal(layer(x, positions=at)[0], expected(x, positions=at)[0])
+
+
+@pytest.mark.parametrize("name", list(POSITIONS))
+def test_reset_fills_every_buffer(name):
+    structure = {"hidden_size": 24, "num_heads": 2, "feature_size": 12, "axes": 1, "causal": True}
+    encoding = POSITIONS.build(name, encoding_options(name, True), structure)
+    before = {key: value.clone() for key, value in encoding.named_buffers()}
+    for buffer in encoding.buffers():
+        buffer.zero_()
+    encoding.reset()
+    for key, value in encoding.named_buffers():
+        assert torch.equal(value, before[key]), key

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
+from permuteformer.positions.base import POSITIONS, Compose, Copy, PositionEncoding
 from permuteformer.registry import Registry
 
 ATTENTIONS: Registry[type[Attention]] = Registry("attention", "permuteformer.attention")
@@ -90,6 +90,9 @@ class Attention(nn.Module):
         sees; ``segments``: ``b l``, tokens see their own segment only; ``state``: what an earlier call returned.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define mix")
+
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        """Fill the buffers, as ``PositionEncoding.reset`` does."""
 
     def require(self, *modes: str) -> None:
         """Raise if this attention does not have all of ``modes``."""

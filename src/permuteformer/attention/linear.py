@@ -11,7 +11,7 @@ from torch import Tensor
 from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, poison, visible
 from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
 from permuteformer.ops.linear import linear_attention
-from permuteformer.positions.base import PositionEncoding
+from permuteformer.positions.base import Copy, PositionEncoding
 from permuteformer.registry import unknown
 
 NORMALIZERS = ("auto", "transformed", "plain", "none")
@@ -35,6 +35,7 @@ class LinearAttention(Attention):
 
     hooks = frozenset({"transform", "bias", "log_decay"})
     modes = frozenset({"bidirectional", "causal", "segments", "state"})
+    projection: Tensor
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class LinearAttention(Attention):
         self.chunk_size = chunk_size
         if needs_projection(self.feature_map):
             self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size))
-            self.redraw(torch.Generator().manual_seed(0))
+        self.reset()
 
     @classmethod
     def feature_size(cls, head_size: int, **arguments: Any) -> int:
@@ -78,12 +79,15 @@ class LinearAttention(Attention):
     def query_key_size(self) -> int:
         return self.head_size if needs_projection(self.feature_map) else self.num_features
 
-    def redraw(self, generator: torch.Generator | None = None) -> None:
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        self.redraw(torch.Generator().manual_seed(0), copy)
+
+    def redraw(self, generator: torch.Generator | None = None, copy: Copy = Tensor.copy_) -> None:
         """Draw new random features, for maps that have them. It never happens by itself."""
         if needs_projection(self.feature_map):
-            projection: Tensor = self.projection  # type: ignore[assignment]
-            heads, features, size = projection.shape
-            projection.copy_(orthogonal_features(heads, features, size, generator))
+            heads, features, size = self.projection.shape
+            with torch.device("cpu"):
+                copy(self.projection, orthogonal_features(heads, features, size, generator))
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
@@ -112,7 +116,7 @@ class LinearAttention(Attention):
 
     @property
     def _random_features(self) -> list[Tensor]:
-        return [self.projection] if needs_projection(self.feature_map) else []  # type: ignore[list-item]
+        return [self.projection] if needs_projection(self.feature_map) else []
 
     def _mix_with_bias(
         self,

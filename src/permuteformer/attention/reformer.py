@@ -9,7 +9,7 @@ from torch import Tensor
 
 from permuteformer.attention.base import ATTENTIONS, Attention
 from permuteformer.ops.lsh import hash_buckets, lsh_attention
-from permuteformer.positions.base import PositionEncoding
+from permuteformer.positions.base import Copy, PositionEncoding
 
 
 @ATTENTIONS.register("reformer")
@@ -63,11 +63,15 @@ class ReformerAttention(Attention):
             )
         self.chunk_size = chunk_size
         self.register_buffer("rotations", torch.empty(num_heads, num_hashes, head_size, num_buckets // 2))
-        self.redraw(torch.Generator().manual_seed(seed))
+        self.seed = seed
+        self.reset()
 
-    def redraw(self, generator: torch.Generator | None = None) -> None:
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        self.redraw(torch.Generator().manual_seed(self.seed), copy)
+
+    def redraw(self, generator: torch.Generator | None = None, copy: Copy = Tensor.copy_) -> None:
         """Draw new rotations. It never happens by itself."""
-        self.rotations.copy_(torch.randn(self.rotations.shape, generator=generator))
+        copy(self.rotations, torch.randn(self.rotations.shape, generator=generator, device="cpu"))
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from permuteformer.registry import Registry
 
 POSITIONS: Registry[type[PositionEncoding]] = Registry("position encoding", "permuteformer.positions")
+
+Copy = Callable[[Tensor, Tensor], Any]
 
 HOOKS = ("embed", "transform", "bias", "log_decay")
 """What an encoding can do to a model. An attention says which of them it honours."""
@@ -56,6 +58,13 @@ class PositionEncoding(nn.Module):
 
     def check(self, positions: Tensor) -> None:
         """Raise or warn where positions are more than the encoding can tell apart."""
+
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        """Fill the buffers, which follow from the constructor's arguments, by ``copy(buffer, value)``.
+
+        Values are computed on the CPU wherever the module is. A module made on the meta device has no values until it is
+        moved and this is called; whoever loads some of its buffers passes a ``copy`` that leaves those alone.
+        """
 
     @property
     def hooks(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
 
 @POSITIONS.register("decay")
@@ -25,25 +25,38 @@ class Decay(PositionEncoding):
     tensor([0.8808, 0.9903])
     """
 
+    log_r: Tensor
+
     def __init__(self, num_heads: int, r: float | Tensor | None = None, learnable: bool = False, two_sided: bool = False) -> None:
         super().__init__()
         self.two_sided = two_sided
         self.learnable = learnable
-        if r is None:
-            logit = 2 + 3 * torch.arange(num_heads, dtype=torch.float64) / num_heads
-            log_r = nn.functional.logsigmoid(logit)
-        else:
-            r = torch.as_tensor(r, dtype=torch.float64)
-            if r.shape not in ((), (num_heads,)) or not ((r > 0) & (r <= 1)).all():
-                raise ValueError(f"r must be a number, or a tensor of {num_heads}, one a head, in (0, 1]; it is {r.tolist()}")
-            log_r = r.log().expand(num_heads).clone()
-            logit = r.logit().expand(num_heads).clone()
+        with torch.device("cpu"):
+            self._initial = self._choose(num_heads, r)
         if learnable:
-            if not logit.isfinite().all():
+            if (self._initial == 0).any():
                 raise ValueError("r must be below 1 where it is learnable: its logit is what is trained; start it at 0.99, say")
-            self.logit = nn.Parameter(logit.float())
+            self.logit = nn.Parameter(torch.empty(num_heads))
         else:
-            self.register_buffer("log_r", log_r.float())
+            self.register_buffer("log_r", torch.empty(num_heads, dtype=torch.float32))
+        self.reset()
+
+    @staticmethod
+    def _choose(num_heads: int, r: float | Tensor | None) -> Tensor:
+        """log r of each head, in float64."""
+        if r is None:
+            return nn.functional.logsigmoid(2 + 3 * torch.arange(num_heads, dtype=torch.float64) / num_heads)
+        r = torch.as_tensor(r, dtype=torch.float64, device="cpu").detach()
+        if r.shape not in ((), (num_heads,)) or not ((r > 0) & (r <= 1)).all():
+            raise ValueError(f"r must be a number, or a tensor of {num_heads}, one a head, in (0, 1]; it is {r.tolist()}")
+        return r.log().expand(num_heads).clone()
+
+    @torch.no_grad()
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        if self.learnable:
+            copy(self.logit, self._initial.exp().logit())
+        else:
+            copy(self.log_r, self._initial)
 
     @property
     def r(self) -> Tensor:
@@ -53,7 +66,6 @@ class Decay(PositionEncoding):
     def log_decay(self) -> Tensor:
         if self.learnable:
             return nn.functional.logsigmoid(self.logit)
-        assert isinstance(self.log_r, Tensor)
         return self.log_r
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decay:

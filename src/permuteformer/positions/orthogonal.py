@@ -11,7 +11,7 @@ from torch import Tensor
 
 from permuteformer.ops.angle import angles
 from permuteformer.ops.permutation import axis_sizes
-from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
 
 @POSITIONS.register("orthogonal")
@@ -45,15 +45,24 @@ class Orthogonal(PositionEncoding):
     def __init__(self, num_heads: int, feature_size: int, axes: int = 1, seed: int = 0) -> None:
         super().__init__()
         self.sizes = axis_sizes(feature_size, axes)
-        generator = torch.Generator().manual_seed(seed)
-        drawn = [_draw(num_heads, size, generator) for size in self.sizes]
-        # First columns of all blocks, then second ones, whichever axis they are of.
-        first, second = (_block_diagonal([basis[column] for basis, _ in drawn]) for column in (0, 1))
-        self.register_buffer("basis", torch.cat([first, second], dim=-1))  # h m 2p
+        self.seed = seed
+        blocks = sum(size // 2 + 1 for size in self.sizes)
+        self.register_buffer("basis", torch.empty(num_heads, feature_size, 2 * blocks, dtype=torch.float64))  # h m 2p
         # As integers, angles stay what they are when a model is cast to bfloat16.
-        self.register_buffer("turns", torch.cat([turns for _, turns in drawn], dim=-1))  # h p
-        blocks = torch.tensor([turns.shape[-1] for _, turns in drawn])
-        self.register_buffer("axis", torch.arange(axes).repeat_interleave(blocks), persistent=False)
+        self.register_buffer("turns", torch.empty(num_heads, blocks, dtype=torch.int64))  # h p
+        self.register_buffer("axis", torch.empty(blocks, dtype=torch.int64), persistent=False)
+        self.reset()
+
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        with torch.device("cpu"):
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = [_draw(len(self.turns), size, generator) for size in self.sizes]
+            # First columns of all blocks, then second ones, whichever axis they are of.
+            first, second = (_block_diagonal([basis[column] for basis, _ in drawn]) for column in (0, 1))
+            copy(self.basis, torch.cat([first, second], dim=-1))
+            copy(self.turns, torch.cat([turns for _, turns in drawn], dim=-1))
+            blocks = torch.tensor([turns.shape[-1] for _, turns in drawn])
+            copy(self.axis, torch.arange(len(blocks)).repeat_interleave(blocks))
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = angles(positions.index_select(-1, self.axis).unsqueeze(1), self.turns.unsqueeze(1))

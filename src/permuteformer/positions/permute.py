@@ -19,7 +19,7 @@ from permuteformer.ops.permutation import (
     permute_features,
     random_permutation,
 )
-from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 from permuteformer.registry import unknown
 
 KINDS = {"random": random_permutation, "max_order": max_order_permutation}
@@ -59,25 +59,39 @@ class Permute(PositionEncoding):
         same_axes: bool = False,
     ) -> None:
         super().__init__()
+        with torch.device("cpu"):
+            self._initial = self._choose(num_heads, feature_size, axes, permutation, seed, same_axes)
+        self.axes = axes
+        self.register_buffer("permutation", torch.empty_like(self._initial, device=torch.get_default_device()))
+        for name in ("feature", "rank", "start", "length"):
+            self.register_buffer(name, torch.empty_like(self.permutation), persistent=False)
+        self.register_buffer("axis", torch.empty_like(self.permutation[0]), persistent=False)
+        self.reset()
+        self.register_load_state_dict_post_hook(lambda module, _: module.derive())
+
+    @staticmethod
+    def _choose(num_heads: int, feature_size: int, axes: int, permutation: str | Tensor, seed: int, same_axes: bool) -> Tensor:
         if isinstance(permutation, Tensor):
             if permutation.shape != (num_heads, feature_size):
                 raise ValueError(
                     f"permutation must have shape (heads, features) = ({num_heads}, {feature_size}); it has {tuple(permutation.shape)}"
                 )
-        elif permutation not in KINDS:
+            return permutation.detach().cpu().clone()
+        if permutation not in KINDS:
             raise ValueError(unknown("permutation", permutation, KINDS) + ", or an int64 tensor (heads, features)")
-        else:
-            permutation = _draw(permutation, num_heads, axis_sizes(feature_size, axes), seed, same_axes)
-        self.axes = axes
-        self.register_buffer("permutation", permutation.clone())
+        return _draw(permutation, num_heads, axis_sizes(feature_size, axes), seed, same_axes)
+
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        copy(self.permutation, self._initial)
         self.derive()
-        self.register_load_state_dict_post_hook(lambda module, _: module.derive())
 
     def derive(self) -> None:
         """Take the permutation apart into cycles, again whenever it was loaded."""
-        cycles = decompose(self.permutation, self.axes)
+        permutation = self._initial if self.permutation.is_meta else self.permutation.cpu()
+        with torch.device("cpu"):
+            cycles = decompose(permutation, self.axes)
         for name in ("feature", "rank", "start", "length", "axis"):
-            self.register_buffer(name, getattr(cycles, name), persistent=False)
+            getattr(self, name).copy_(getattr(cycles, name))
         self.contiguous = cycles.contiguous
         self.period = period(cycles)
 

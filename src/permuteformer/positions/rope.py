@@ -9,7 +9,7 @@ from torch import Tensor
 
 from permuteformer.ops.angle import angles, geometric_turns
 from permuteformer.ops.permutation import axis_sizes
-from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
 
 @POSITIONS.register("rope")
@@ -45,12 +45,19 @@ class Rope(PositionEncoding):
                 f"feature_size a multiple of {2 * axes}"
             )
         self.base = base
+        pairs = feature_size // 2
+        self.register_buffer("turns", torch.empty(2, pairs, dtype=torch.int64), persistent=False)
+        self.register_buffer("axis", torch.empty(pairs, dtype=torch.int64), persistent=False)
+        self.register_buffer("pair", torch.empty(feature_size, dtype=torch.int64), persistent=False)
+        self.reset()
+
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
         pairs = [size // 2 for size in self.sizes]
-        starts = [sum(pairs[:axis]) for axis in range(axes)]
-        of_share = [torch.arange(count).repeat(2) + start for count, start in zip(pairs, starts, strict=True)]
-        self.register_buffer("turns", torch.cat([geometric_turns(size, base) for size in self.sizes], dim=-1), persistent=False)
-        self.register_buffer("axis", torch.arange(axes).repeat_interleave(torch.tensor(pairs)), persistent=False)
-        self.register_buffer("pair", torch.cat(of_share), persistent=False)
+        starts = [sum(pairs[:axis]) for axis in range(len(pairs))]
+        with torch.device("cpu"):
+            copy(self.turns, torch.cat([geometric_turns(size, self.base) for size in self.sizes], dim=-1))
+            copy(self.axis, torch.arange(len(pairs)).repeat_interleave(torch.tensor(pairs)))
+            copy(self.pair, torch.cat([torch.arange(count).repeat(2) + start for count, start in zip(pairs, starts, strict=True)]))
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = angles(positions.index_select(-1, self.axis), *self.turns)  # b l m/2

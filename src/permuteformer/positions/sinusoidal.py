@@ -7,7 +7,7 @@ from torch import Tensor
 
 from permuteformer.ops.angle import angles, geometric_turns
 from permuteformer.ops.permutation import axis_sizes
-from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
 
 @POSITIONS.register("sinusoidal")
@@ -33,7 +33,13 @@ class Sinusoidal(PositionEncoding):
         super().__init__()
         self.sizes = axis_sizes(hidden_size, axes)
         self.base = base
-        self.register_buffer("turns", torch.cat([geometric_turns(size, base) for size in self.sizes], dim=-1), persistent=False)
+        waves = sum((size + 1) // 2 for size in self.sizes)
+        self.register_buffer("turns", torch.empty(2, waves, dtype=torch.int64), persistent=False)
+        self.reset()
+
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        with torch.device("cpu"):
+            copy(self.turns, torch.cat([geometric_turns(size, self.base) for size in self.sizes], dim=-1))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         waves: list[Tensor] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
 
 @POSITIONS.register("t5_bias")
@@ -48,10 +48,16 @@ class T5Bias(PositionEncoding):
             )
         self.causal = causal
         self.max_distance = max_distance
-        self.register_buffer("starts", _starts(num_buckets // sides, max_distance), persistent=False)
+        self.buckets = num_buckets // sides
+        self.register_buffer("starts", torch.empty(self.buckets - 1, dtype=torch.int64), persistent=False)
+        self.reset()
         self.axis_tables = nn.ModuleList(nn.Embedding(num_buckets, num_heads) for _ in range(axes))
         for table in self.axis_tables:
             nn.init.normal_(table.weight, std=hidden_size**-0.5)  # type: ignore[arg-type]
+
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
+        with torch.device("cpu"):
+            copy(self.starts, _starts(self.buckets, self.max_distance))
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         bias: Tensor | None = None

@@ -41,8 +41,15 @@ Row = dict[str, Any]
 
 HEADS, VALUES = 8, 64
 LENGTH = 65_536
-CELLS = {"bidirectional": 256, "causal with decay": 64, "two-sided decay": 64}
-"""What memory is measured for: the kind, and its features a head (LRA text's 256, the language model's 64)."""
+CELLS = {
+    "bidirectional": (1, LENGTH, 256),
+    "causal with decay": (1, LENGTH, 64),
+    "two-sided decay": (1, LENGTH, 64),
+    "bidirectional, batch 8": (8, LENGTH // 8, 256),
+    "causal with decay, batch 8": (8, LENGTH // 8, 256),
+    "two-sided decay, batch 8": (8, LENGTH // 8, 256),
+}
+"""What memory is measured for: the kind, and its batch, length and features a head (LRA text's 256, the language model's 64)."""
 
 
 def memory() -> list[Row]:
@@ -56,17 +63,18 @@ def memory() -> list[Row]:
 
 def memory_cell(kind: str) -> Row:
     """Peak extra bytes of one forward + backward, against the bytes of q, k, v, output and their gradients."""
-    features = CELLS[kind]
+    batch, length, features = CELLS[kind]
     arguments = _arguments(kind, features)
-    _forward_backward(*_tensors(256, features), arguments)  # loads what is loaded once
-    q, k, v = _tensors(LENGTH, features)
+    _forward_backward(*_tensors(1, 256, features), arguments)  # loads what is loaded once
+    q, k, v = _tensors(batch, length, features)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     out = _forward_backward(q, k, v, arguments)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     tensors = 2 * sum(x.nbytes for x in (q, k, v, out))
     return {
         "kind": kind,
-        "length": LENGTH,
+        "batch": batch,
+        "length": length,
         "heads": HEADS,
         "features": features,
         "values": VALUES,
@@ -80,7 +88,7 @@ def speed() -> list[Row]:
     """Milliseconds, best of repeats: our op, with and without the permutation, and what it is compared with."""
     rows = []
     for kind, length, features in (("bidirectional", 4096, 256), ("causal with decay", 8192, 64)):
-        q, k, v = _tensors(length, features)
+        q, k, v = _tensors(1, length, features)
         ours = _arguments(kind, features)
         cases = {
             "PermuteFormer": partial(_forward, q, k, v, ours),
@@ -131,14 +139,14 @@ def imports() -> list[Row]:
 PARTS = {"memory": memory, "speed": speed, "imports": imports, "orders": orders}
 
 
-def _tensors(length: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
+def _tensors(batch: int, length: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v as projections give them: ``b l h d`` seen as ``b h l d``."""
-    q, k, v = (torch.randn(1, length, HEADS, size).transpose(1, 2).requires_grad_() for size in (features, features, VALUES))
+    q, k, v = (torch.randn(batch, length, HEADS, size).transpose(1, 2).requires_grad_() for size in (features, features, VALUES))
     return q, k, v
 
 
 def _arguments(kind: str, features: int) -> dict[str, Any]:
-    log_decay = None if kind == "bidirectional" else Decay(HEADS).log_decay()
+    log_decay = None if kind.startswith("bidirectional") else Decay(HEADS).log_decay()
     causal = kind.startswith("causal")
     return {
         "feature_map": relu_eps,

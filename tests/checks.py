@@ -39,7 +39,7 @@ def grid(layer, batch: int, length: int) -> Tensor | None:
 
 
 def check_causal(layer) -> None:
-    """What comes later changes nothing earlier, not even a NaN; what came earlier is seen."""
+    """What comes later changes nothing earlier; what came earlier is seen."""
     x = inputs(layer)
     positions = grid(layer, *x.shape[:2])
     expected, _ = layer(x, positions=positions)

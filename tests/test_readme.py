@@ -90,7 +90,7 @@ def recall() -> list[str]:
 
 
 def memory() -> list[str]:
-    return [f"{row['kind']}, {row['features']} features, {row['values']} values a head | {row['ratio']:.2f}" for row in lines("memory")]
+    return [f"{row['kind']}, {row['length']:,} tokens, {row['features']} features a head | {row['ratio']:.2f}" for row in lines("memory")]
 
 
 def speed() -> list[str]:

@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from permuteformer.attention import ATTENTIONS, Attention, KVState, MultiHeadAttention, PermuteFormerAttention, build
+    from permuteformer.models import (
+        PermuteFormerConfig,
+        PermuteFormerForCausalLM,
+        PermuteFormerForMaskedLM,
+        PermuteFormerForMatching,
+        PermuteFormerForSequenceClassification,
+        PermuteFormerForTokenClassification,
+        PermuteFormerModel,
+    )
     from permuteformer.ops.feature_map import FEATURE_MAPS, feature_map
     from permuteformer.ops.linear import LinearState, linear_attention
     from permuteformer.positions import POSITIONS, Compose, PositionEncoding
@@ -18,6 +27,15 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "permuteformer.attention": ("ATTENTIONS", "Attention", "KVState", "MultiHeadAttention", "PermuteFormerAttention", "build"),
+    "permuteformer.models": (
+        "PermuteFormerConfig",
+        "PermuteFormerForCausalLM",
+        "PermuteFormerForMaskedLM",
+        "PermuteFormerForMatching",
+        "PermuteFormerForSequenceClassification",
+        "PermuteFormerForTokenClassification",
+        "PermuteFormerModel",
+    ),
     "permuteformer.ops.feature_map": ("FEATURE_MAPS", "feature_map"),
     "permuteformer.ops.linear": ("LinearState", "linear_attention"),
     "permuteformer.positions": ("POSITIONS", "Compose", "PositionEncoding"),
@@ -38,6 +56,13 @@ __all__ = [
     "MultiHeadAttention",
     "Permute",
     "PermuteFormerAttention",
+    "PermuteFormerConfig",
+    "PermuteFormerForCausalLM",
+    "PermuteFormerForMaskedLM",
+    "PermuteFormerForMatching",
+    "PermuteFormerForSequenceClassification",
+    "PermuteFormerForTokenClassification",
+    "PermuteFormerModel",
     "PositionEncoding",
     "build",
     "feature_map",

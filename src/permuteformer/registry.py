@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T", bound=type)
@@ -36,6 +36,8 @@ class Registry(Generic[T]):
         """Class decorator: enter the class under ``name``. A name that is taken is refused."""
 
         def enter(entry: T) -> T:
+            if not entry.__module__.startswith(self._package + "."):
+                self._discover()  # so that a name of the package's own is known to be taken
             if self._entries.get(name, entry) is not entry:
                 raise ValueError(f"{self.kind} {name!r} is already {self._entries[name].__qualname__}; choose another name")
             self._entries[name] = entry
@@ -50,7 +52,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         self._discover()
         if name not in self._entries:
-            raise KeyError(unknown(self.kind, name, self))
+            raise ValueError(unknown(self.kind, name, self))
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
@@ -75,19 +77,23 @@ class Registry(Generic[T]):
         Of ``structure`` (head count, sizes) the constructor takes what it names; of ``arguments`` nothing may be left over.
         """
         options = self.options(name)
-        free = [option for option in options if option not in structure]
-        for argument in arguments:
-            if argument not in free:
-                raise TypeError(unknown(f"argument of {self.kind} {name!r}:", argument, free))
+        self.check(name, arguments, structure)
         known = {key: value for key, value in structure.items() if key in options}
         return self[name](**known, **arguments)
 
+    def check(self, name: str, arguments: Mapping[str, Any], structure: Iterable[str]) -> None:
+        """Raise where an argument is none of the constructor's, or one that ``structure`` decides."""
+        free = [option for option in self.options(name) if option not in structure]
+        for argument in arguments:
+            if argument not in free:
+                raise TypeError(unknown(f"argument of {self.kind} {name!r}:", argument, free))
+
     def _discover(self) -> None:
         if not self._discovered:
-            self._discovered = True
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self._package}.{module.name}")
+            self._discovered = True
 
 
 def unknown(kind: str, name: object, known: Any) -> str:

@@ -1,4 +1,5 @@
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -99,7 +100,8 @@ def test_a_checkpoint_brings_its_permutations_along():
 def test_r_stays_exact_when_the_model_is_cast():
     decay = Decay(8)
     assert torch.equal(copy.deepcopy(decay).bfloat16().log_decay(), decay.log_decay())
-    assert torch.equal(copy.deepcopy(decay).double().log_decay(), decay.log_decay())
+    assert torch.equal(copy.deepcopy(decay).half().log_decay(), decay.log_decay())
+    assert decay.log_decay().dtype == torch.float64
     assert Decay(8, learnable=True).bfloat16().logit.dtype == torch.bfloat16
 
 
@@ -108,7 +110,9 @@ def test_r_learns():
     torch.manual_seed(0)
     layer = PermuteFormerAttention(16, num_heads=2, causal=True, decay=Decay(2, r=0.9, learnable=True))
     target = PermuteFormerAttention(16, num_heads=2, causal=True, decay=0.5)
-    target.load_state_dict({**layer.state_dict(), "attention.position.encodings.1.log_r": torch.tensor([0.5, 0.5]).log()}, strict=False)
+    target.load_state_dict(
+        {**layer.state_dict(), "attention.position.encodings.1.log_r": torch.tensor([0.5, 0.5]).double().log()}, strict=False
+    )
     logit = layer.attention.position.encodings[1].logit
     optimizer = torch.optim.Adam([logit], lr=0.1)
     x = torch.randn(4, 60, 16)
@@ -122,12 +126,17 @@ def test_r_learns():
 
 def test_a_sequence_longer_than_the_period_warns_and_names_it():
     permutation = torch.tensor([[1, 2, 0, 3], [1, 0, 2, 3]])
-    layer = PermuteFormerAttention(8, num_heads=2, permutation=permutation)
+    layer = PermuteFormerAttention(8, num_heads=2, causal=True, permutation=permutation)
+    x = torch.randn(2, 7, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        layer(torch.randn(1, 6, 8))
-    with pytest.warns(UserWarning, match="reach further than 6, the period"):
-        layer(torch.randn(1, 7, 8))
+        _, state = layer(x[:, :6])
+        layer(x, segments=torch.tensor([[0] * 4 + [1] * 3] * 2))
+        layer(x[:, :2], positions=torch.tensor([[[0], [1]], [[100], [101]]]))
+    warned = [{"x": x}, {"x": x[:, :1], "state": state}, {"x": x[:, :2], "positions": torch.tensor([[[0], [600]]])}]
+    for call in (*warned, {"x": x, "segments": torch.zeros(2, 7, dtype=torch.int64)}):
+        with pytest.warns(UserWarning, match="reach further than 6, the period"):
+            layer(**call)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -142,9 +151,11 @@ def test_lower_precision(dtype):
 
 
 def test_no_heads_left_over():
-    for arguments in ((30, 4), (8, 0), (0, 1)):
-        with pytest.raises(ValueError, match="hidden_size must be a multiple of num_heads"):
-            PermuteFormerAttention(*arguments)
+    with pytest.raises(ValueError, match=r"hidden_size must be a multiple of num_heads, .* they are 30 and 4"):
+        PermuteFormerAttention(30, 4)
+    for hidden_size, num_heads in ((8, 0), (0, 1), (8, "4"), (8, None), (8.0, 2), (8, True)):
+        with pytest.raises(ValueError, match="must be a whole number, at least 1"):
+            PermuteFormerAttention(hidden_size, num_heads)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +169,19 @@ def test_no_heads_left_over():
         ({"decay": torch.tensor([0.9, torch.nan]), "causal": True}, "it is .*nan"),
         ({"decay": torch.tensor([0.9, 0.9, 0.9]), "causal": True}, "a tensor of 2"),
         ({"decay": "fast", "causal": True}, "decay must be 'auto'"),
-        ({"decay": 0.9}, "needs two_sided=True"),
+        ({"decay": 0.9}, r"needs r\^\|i-j\|, Decay\(num_heads, r, two_sided=True\)"),
         ({"decay": Decay(2, two_sided=True), "causal": True}, "a causal one two_sided=False"),
         ({"feature_map": "relu_esp"}, "did you mean 'relu_eps'"),
         ({"feature_multiplier": 0}, "feature_multiplier must be a whole number"),
         ({"axes": 100}, "axes must be from 1 to the number of features, 64"),
+        ({"axes": 0, "permutation": None}, "axes must be a whole number, at least 1; it is 0"),
+        ({"permutation": [[0, 1]]}, "unknown permutation"),
+        ({"feature_map": ["relu"]}, "unknown feature_map"),
+        ({"seed": None}, "seed must be a whole number, at least 0; it is None"),
+        ({"causal": "no"}, "causal must be True or False; it is 'no'"),
+        ({"decay": True, "causal": True}, "it is True"),
+        ({"decay": nn.Parameter(torch.tensor([0.9, 0.9])), "causal": True}, "learnable=True"),
+        ({"decay": Decay(8), "causal": True}, "made for num_heads=8, but attention 'linear' has 2"),
     ],
 )
 def test_what_is_not_supported_is_refused_when_built(options, message):
@@ -182,7 +201,7 @@ def test_what_is_not_supported_is_refused_when_built(options, message):
         ({"key_mask": torch.ones(2, 5)}, ValueError, "key_mask must be bool"),
         ({"key_mask": torch.ones(5, 2, dtype=torch.bool)}, ValueError, r"it is torch.bool of shape \(5, 2\)"),
         ({"key_mask": torch.ones(2, 5, dtype=torch.bool, device="meta")}, ValueError, "key_mask is on meta, x on cpu"),
-        ({"state": LinearState(torch.zeros(2, 2, 16, 8), torch.zeros(2, 2, 16), torch.zeros(2))}, ValueError, "state is of shape"),
+        ({"state": LinearState(torch.zeros(2, 2, 16, 8), torch.zeros(2, 2, 16), torch.zeros(2).long())}, ValueError, "state is of shape"),
     ],
 )
 def test_bad_input_is_refused(call, error, message):
@@ -202,14 +221,38 @@ def test_a_bidirectional_layer_takes_no_state_and_a_2d_one_needs_positions():
 
 
 def test_unknown_names_and_options_list_what_there_is():
-    with pytest.raises(KeyError, match=r"unknown attention 'lineer'.*did you mean 'linear'"):
+    with pytest.raises(ValueError, match=r"unknown attention 'lineer'.*did you mean 'linear'"):
         build("lineer", hidden_size=8, num_heads=2)
-    with pytest.raises(KeyError, match=r"unknown position encoding 'permut'.*did you mean 'permute'"):
+    with pytest.raises(ValueError, match=r"unknown position encoding 'permut'.*did you mean 'permute'"):
         build("linear", [("permut", {})], hidden_size=8, num_heads=2)
     with pytest.raises(TypeError, match=r"unknown argument of position encoding 'permute': 'sed'.*did you mean 'seed'"):
         build("linear", [("permute", {"sed": 1})], hidden_size=8, num_heads=2)
     with pytest.raises(TypeError, match=r"unknown argument of attention 'linear': 'chunks'"):
         build("linear", hidden_size=8, num_heads=2, chunks=1)
+
+
+def test_parts_that_do_not_fit_are_refused_when_built():
+    with pytest.raises(ValueError, match="'permute' was made for num_heads=1, but attention 'linear' has 4: make it with num_heads=4"):
+        LinearAttention(4, 8, position=Permute(1, 8))
+    with pytest.raises(ValueError, match="'permute' was made for feature_size=6, but attention 'linear' has 8"):
+        LinearAttention(4, 8, position=Permute(4, 6))
+    with pytest.raises(ValueError, match="'permute' was made for axes=1, the layer for axes=2"):
+        MultiHeadAttention(32, LinearAttention(4, 8, position=Permute(4, 8)), axes=2)
+    with pytest.raises(TypeError, match=r"positions must be a list of names.* it is 'permute'"):
+        build("linear", "permute", hidden_size=8, num_heads=2)
+    with pytest.raises(TypeError, match=r"unknown argument of attention 'linear': 'head_size'"):
+        build("linear", hidden_size=8, num_heads=2, head_size=8)
+
+
+def test_a_state_of_another_kind_is_refused():
+    linear, softmax = (build(name, hidden_size=32, num_heads=2, causal=True) for name in ("linear", "softmax"))
+    x = torch.randn(1, 3, 32)
+    with pytest.raises(TypeError, match=r"state must be the LinearState .* it is KVState"):
+        linear(x, state=softmax(x)[1])
+    with pytest.raises(TypeError, match=r"state must be the KVState .* it is LinearState"):
+        softmax(x, state=linear(x)[1])
+    with pytest.raises(TypeError, match="it is tuple"):
+        linear(x, state=linear(x))
 
 
 def test_redraw_is_explicit():
@@ -244,20 +287,79 @@ def test_every_feature_map_makes_a_layer():
 
 
 @pytest.mark.filterwarnings("ignore:positions on axis")
-def test_a_bias_stands_beside_the_other_encodings():
+def test_a_bias_stands_beside_a_transform():
     """With a bias of zero, all pairs formed give what the linear path gives."""
-    encodings = [("permute", {}), ("decay", {})]
-    linear = build("linear", encodings, hidden_size=32, num_heads=2, causal=True).double()
-    quadratic = build("linear", [*encodings, ("t5_bias", {})], hidden_size=32, num_heads=2, causal=True).double()
+    linear = build("linear", ["permute"], hidden_size=32, num_heads=2, causal=True).double()
+    quadratic = build("linear", ["permute", "t5_bias"], hidden_size=32, num_heads=2, causal=True).double()
     quadratic.load_state_dict(linear.state_dict(), strict=False)
     x = torch.randn(2, 19, 32, dtype=torch.float64)
     assert (quadratic(x)[0] - linear(x)[0]).abs().max() > 1e-6
-    nn.init.zeros_(quadratic.attention.position.encodings[2].axis_tables[0].weight)
+    nn.init.zeros_(quadratic.attention.position.encodings[1].axis_tables[0].weight)
     assert_close(quadratic(x)[0], linear(x)[0])
     for check in ("causal", "padding", "resume", "packed", "relative"):
         CHECKS[check](quadratic)
     with pytest.raises(ValueError, match="normalizer='auto' takes sums of features before"):
-        build("linear", [("rope", {}), ("t5_bias", {})], hidden_size=32, num_heads=2)
+        build("linear", ["rope", "t5_bias"], hidden_size=32, num_heads=2)
+    with pytest.raises(ValueError, match="a bias and a decay are both"):
+        build("linear", ["decay", "t5_bias"], hidden_size=32, num_heads=2, causal=True)
+
+
+def test_a_bias_sums_in_float32():
+    layer = build("linear", ["t5_bias"], hidden_size=64, num_heads=1)
+    x = torch.randn(1, 1024, 64) * 6
+    expected, _ = layer(x)
+    out, _ = layer.half()(x.half())
+    assert_close(out, expected, torch.float16)
+
+
+@pytest.mark.parametrize("name", ["linear", "softmax"])
+def test_a_padded_prefill_can_be_gone_on_from(name):
+    layer = build(name, ["rope"], hidden_size=32, num_heads=2, causal=True).double()
+    x, more = torch.randn(2, 9, 32, dtype=torch.float64), torch.randn(2, 2, 32, dtype=torch.float64)
+    expected, _ = layer(more, state=layer(x)[1])
+    padded = torch.cat([x, torch.full((2, 5, 32), torch.nan, dtype=torch.float64)], dim=1)
+    _, state = layer(padded, key_mask=(torch.arange(14) < 9).expand(2, -1))
+    assert state.next_position.tolist() == [9, 9]
+    assert_close(layer(more, state=state)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["linear", "softmax"])
+def test_without_segments_the_last_one_goes_on(name):
+    layer = build(name, hidden_size=32, num_heads=2, causal=True).double()
+    x, more = torch.randn(1, 6, 32, dtype=torch.float64), torch.randn(1, 2, 32, dtype=torch.float64)
+    _, state = layer(x, segments=torch.tensor([[0, 0, 0, 1, 1, 1]]))
+    expected, _ = layer(more, state=state, segments=torch.tensor([[1, 1]]))
+    assert_close(layer(more, state=state)[0], expected)
+    assert (layer(more, state=layer(x)[1])[0] - expected).abs().max() > 1e-6
+
+
+def test_layers_are_pickled_and_copied():
+    layer = PermuteFormerAttention(32, num_heads=2, causal=True, feature_map="favor", decay=Decay(2, learnable=True))
+    x = torch.randn(1, 9, 32)
+    for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert torch.equal(other(x)[0], layer(x)[0])
+
+
+def test_beams_are_reordered():
+    layer = build("softmax", ["rope"], hidden_size=32, num_heads=2, causal=True)
+    x, more = torch.randn(3, 9, 32), torch.randn(3, 1, 32)
+    rows = torch.tensor([2, 0, 0])
+    _, state = layer(x)
+    expected, _ = layer(more, state=layer(x[rows])[1])
+    torch.testing.assert_close(layer(more, state=state.select(rows))[0], expected)
+
+
+def test_the_same_permutation_on_both_axes():
+    same = Permute(2, 16, axes=2, same_axes=True).permutation
+    assert torch.equal(same[:, 8:] - 8, same[:, :8])
+    own = Permute(2, 16, axes=2).permutation
+    assert not torch.equal(own[:, 8:] - 8, own[:, :8])
+
+
+def test_random_features_stay_exact_when_the_model_is_cast():
+    layer = PermuteFormerAttention(32, num_heads=2, feature_map="favor")
+    before = layer.attention.projection.clone()
+    assert torch.equal(layer.bfloat16().attention.projection, before)
 
 
 def test_the_ablations_are_shorter_lists():

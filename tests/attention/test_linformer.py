@@ -43,7 +43,8 @@ def test_is_the_papers_formula_with_the_first_columns(share, length):
     expected = torch.empty_like(v)
     for row in range(2):
         for head in range(2):
-            e, f = attention.key_projection[head, :, :length], attention.value_projection[head, :, :length]
+            values = attention.key_projection if share else attention.value_projection
+            e, f = attention.key_projection[head, :, :length], values[head, :, :length]
             scores = q[row, head] @ (e @ k[row, head]).T / 4**0.5
             expected[row, head] = scores.softmax(-1) @ (f @ v[row, head])
     assert_close(mix(attention, q, k, v), expected)

@@ -74,8 +74,10 @@ def test_it_is_the_paper(length, causal, decays, axes):
             decay=None if log_decay is None else log_decay.exp(),
             normalize=normalize,
         )
-        assert_close(out, expected)
-        gradient = torch.randn_like(out)
+        # What comes out for a hidden token means nothing.
+        shown = torch.ones(B, length, dtype=torch.bool) if key_mask is None else key_mask
+        assert_close(out.transpose(1, 2)[shown], expected.transpose(1, 2)[shown])
+        gradient = torch.randn_like(out) * shown[:, None, :, None]
         inputs = [x for x in (q, k, v, log_decay) if x is not None]
         for actual, wanted in zip(gradients(out, inputs, gradient), gradients(expected, inputs, gradient), strict=True):
             assert_close(actual, wanted)
@@ -186,9 +188,11 @@ def test_gradcheck(causal):
     def run(q, k, v, kv, z, log_decay):
         state = LinearState(kv, z, torch.tensor([7]))
         both = {"causal": causal, "two_sided": not causal, "log_decay": log_decay, "segments": segments, "state": state}
-        out, state = linear_attention(q, k, v, feature_map=torch.exp, transform=encoding, chunk_size=2, **both)
-        plain, total = linear_attention(q, k, v, feature_map=torch.exp, transform=encoding, causal=causal, chunk_size=2)
-        return out, state.kv, state.z, plain, total.kv, total.z
+        out, after = linear_attention(q, k, v, feature_map=torch.exp, transform=encoding, chunk_size=2, **both)
+        mask = torch.tensor([[True, True, False, True, False]])
+        padded, last = linear_attention(q, k, v, feature_map=torch.exp, transform=encoding, chunk_size=2, key_mask=mask, **both)
+        plain, total = linear_attention(q, k, v, feature_map=torch.exp, transform=encoding, causal=causal, chunk_size=2, state=state)
+        return out, after.kv, after.z, padded, last.kv, last.z, plain, total.kv, total.z
 
     assert torch.autograd.gradcheck(run, (q, k, v, kv, z, log_decay))
 
@@ -227,8 +231,9 @@ def test_lower_precision_accumulates_in_float32(dtype, causal):
     assert state.kv.dtype == state.z.dtype == torch.float32
     gradient = torch.randn_like(out)
     doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    expected, _ = linear_attention(*doubles, **arguments)
+    expected, wide = linear_attention(*doubles, **arguments)
     assert_close(out, expected)
+    torch.testing.assert_close(state.kv, wide.kv.float(), rtol=1e-4, atol=1e-4)  # sums, unlike the output, are not rounded
     for actual, wanted in zip(gradients(out, (q, k, v), gradient), gradients(expected, doubles, gradient.double()), strict=True):
         assert actual.dtype == dtype
         assert_close(actual, wanted)
@@ -264,6 +269,119 @@ def test_without_keys_the_output_is_zero_and_so_is_the_gradient():
         assert not out.any()
         for gradient in torch.autograd.grad(out.sum(), (q, k, v)):
             assert not gradient.any()
+
+
+@given(st.integers(1, 20), st.integers(0, 15), st.integers(1, 6), st.booleans(), st.booleans(), st.booleans())
+def test_padding_at_the_end_leaves_no_trace_in_the_state(length, pads, chunk, decays, packed, given_positions):
+    """A batch that was padded on the right can be gone on from, as if it had not been."""
+    encoding = Permute(H, M)
+    arguments = {"feature_map": relu_eps, "transform": encoding, "causal": True, "chunk_size": chunk}
+    arguments |= {"log_decay": DECAY.log()} if decays else {}
+    q, k, v = tensors(length + 3, requires_grad=False)
+    facts = {}
+    if packed:
+        facts["segments"] = (torch.arange(length + 3) // 4).expand(B, -1)
+    if given_positions:
+        facts["positions"] = torch.arange(length + 3).view(1, -1, 1).expand(B, -1, -1) + 100
+
+    def run(chosen, state=None, padding=0):
+        x = [torch.nn.functional.pad(t[:, :, chosen], (0, 0, 0, padding), value=torch.nan) for t in (q, k, v)]
+        mask = torch.nn.functional.pad(torch.ones(B, chosen.stop - chosen.start, dtype=torch.bool), (0, padding))
+        here = {name: torch.cat([t[:, chosen], t[:, -1:].expand(-1, padding, *t.shape[2:]) + 7], dim=1) for name, t in facts.items()}
+        return linear_attention(*x, state=state, key_mask=mask if padding else None, **here, **arguments)
+
+    first, rest = slice(0, length), slice(length, length + 3)
+    expected, _ = run(rest, run(first)[1])
+    actual, _ = run(rest, run(first, padding=pads)[1])
+    assert_close(actual, expected)
+
+
+def test_a_row_of_padding_changes_no_state():
+    encoding = Permute(H, M)
+    arguments = {"feature_map": relu_eps, "transform": encoding, "causal": True, "log_decay": DECAY.log()}
+    q, k, v = tensors(9, requires_grad=False)
+    _, before = linear_attention(q, k, v, **arguments)
+    for length in (1, 5):
+        hidden = torch.zeros(B, length, dtype=torch.bool)
+        _, after = linear_attention(q[:, :, :length], k[:, :, :length], v[:, :, :length], key_mask=hidden, state=before, **arguments)
+        for name in ("kv", "z", "next_position"):
+            torch.testing.assert_close(getattr(after, name), getattr(before, name))
+
+
+def test_nan_in_the_padding_reaches_no_gradient():
+    for causal in (False, True):
+        q, k, v = tensors(9)
+        with torch.no_grad():
+            for x in (q, k, v):
+                x[:, :, 6:] = torch.nan
+        mask = (torch.arange(9) < 6).expand(B, -1)
+        out, _ = linear_attention(q, k, v, feature_map=torch.exp, causal=causal, key_mask=mask, chunk_size=C)
+        for gradient in torch.autograd.grad(out[:, :, :6].sum(), (q, k, v)):
+            assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 6])
+def test_a_nan_in_one_channel_stays_in_it(chunk):
+    q, k, v = tensors(6, requires_grad=False)
+    v[0, 0, 2, 1] = torch.nan
+    out, _ = linear_attention(q, k, v, feature_map=relu_eps, causal=True, chunk_size=chunk)
+    expected = torch.zeros_like(out, dtype=torch.bool)
+    expected[0, 0, 2:, 1] = True
+    assert torch.equal(out.isnan(), expected)
+
+
+def test_the_gradient_in_autocast_is_that_without():
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(1)
+        q, k, v = tensors(30, torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            for causal in (False, True):
+                out, _ = linear_attention(q, k, v, feature_map=relu_eps, causal=causal, chunk_size=C)
+                out.square().sum().backward()
+        found.append([x.grad for x in (q, k, v)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_changing_a_state_after_use_is_noticed():
+    q, k, v = tensors(9)
+    _, state = linear_attention(q.detach(), k.detach(), v.detach(), feature_map=relu_eps, causal=True)
+    out, _ = linear_attention(q, k, v, feature_map=relu_eps, causal=True, state=state, chunk_size=C)
+    state.kv.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_no_rows():
+    q, k, v = (x[:0] for x in tensors(5, requires_grad=False))
+    for causal in (False, True):
+        out, state = linear_attention(q, k, v, feature_map=relu_eps, transform=Permute(H, M), causal=causal)
+        assert out.shape == (0, H, 5, V)
+        assert len(state.kv) == 0
+
+
+def test_states_are_detached_and_selected_with_all_they_hold():
+    q, k, v = tensors(5)
+    segments = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 3]])
+    _, state = linear_attention(q, k, v, feature_map=relu_eps, causal=True, segments=segments)
+    assert state.kv.requires_grad
+    assert not state.detach().kv.requires_grad
+    assert state.select(torch.tensor([1, 0])).segment.tolist() == [3, 1]
+    again, _ = linear_attention(q, k, v, feature_map=relu_eps, causal=True, segments=segments + 3, state=state)
+    fresh, _ = linear_attention(q, k, v, feature_map=relu_eps, causal=True, segments=segments + 3)
+    assert_close(again[0], fresh[0])  # another segment
+    assert (again[1] - fresh[1]).abs().max() > 1e-3, "the same segment does not go on"
+
+
+def test_a_state_without_segments_goes_on_into_the_first():
+    q, k, v = tensors(10, requires_grad=False)
+    arguments = {"feature_map": relu_eps, "causal": True, "chunk_size": C}
+    segments = torch.tensor([[0] * 7 + [1] * 3] * B)
+    expected, _ = linear_attention(q, k, v, segments=segments, **arguments)
+    _, state = linear_attention(q[:, :, :4], k[:, :, :4], v[:, :, :4], **arguments)
+    out, _ = linear_attention(q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], segments=segments[:, 4:], state=state, **arguments)
+    assert_close(out, expected[:, :, 4:])
 
 
 def test_initial_state_of_a_bidirectional_call_is_more_keys():
@@ -329,10 +447,13 @@ GOOD = {"feature_map": relu_eps}
         ({"key_mask": torch.ones(B, 4, dtype=torch.bool)}, r"\(2, 5\)"),
         ({"segments": torch.ones(B, 5)}, "segments must be int64"),
         ({"segments": torch.tensor([[0, 1, 0, 0, 0]] * B)}, "must not decrease"),
-        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"chunk_size": 0}, "chunk_size must be a whole number, at least 1"),
+        ({"log_decay": torch.tensor([0.1] * H), "causal": True}, "0 or below"),
+        ({"log_decay": torch.tensor([torch.nan] * H), "causal": True}, "0 or below"),
+        ({"positions": torch.zeros(B, 9, 1, dtype=torch.int64)}, r"they have \(2, 9, 1\)"),
         ({"v": torch.zeros(B, H, 5, V, device="meta")}, "v is on meta, q on cpu"),
-        ({"state": LinearState(torch.zeros(B, H, M, V + 1), torch.zeros(B, H, M), torch.zeros(B))}, "state is of shape"),
-        ({"state": LinearState(torch.zeros(1, H, M, V), torch.zeros(1, H, M), torch.zeros(1))}, "state is of shape"),
+        ({"state": LinearState(torch.zeros(B, H, M, V + 1), torch.zeros(B, H, M), torch.zeros(B).long())}, "state is of shape"),
+        ({"state": LinearState(torch.zeros(1, H, M, V), torch.zeros(1, H, M), torch.zeros(1).long())}, "state is of shape"),
     ],
 )
 def test_bad_input_is_refused(change, message):

@@ -102,9 +102,19 @@ def test_max_order_is_landaus_function(size):
 
 
 def test_max_order_at_the_sizes_of_models():
-    """Landau's function at 16 … 256, from the literature (OEIS A000793)."""
+    """Landau's function up to 64, from the literature (OEIS A000793), and above: beyond any random permutation."""
     assert [math.lcm(*max_order_cycle_lengths(m)) for m in (16, 32, 64)] == [140, 5460, 2042040]
-    assert [len(max_order_cycle_lengths(m)) > 0 and sum(max_order_cycle_lengths(m)) for m in (128, 256)] == [128, 256]
+    for size in (128, 256):
+        drawn = order(decompose(random_permutation(300, size, torch.Generator().manual_seed(0))))
+        assert math.lcm(*max_order_cycle_lengths(size)) > max(drawn)
+        assert sum(max_order_cycle_lengths(size)) == size
+
+
+def test_any_int64_is_a_position():
+    cycles = decompose(torch.tensor([[1, 2, 0, 4, 3]]))
+    for position in (2**63 - 1, -(2**63), 2**62 + 5):
+        expected = permutation_power(cycles, torch.tensor([[position % 6]]))
+        assert torch.equal(permutation_power(cycles, torch.tensor([[position]])), expected)
 
 
 def test_random_permutations_are_uniform():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from permuteformer.positions.base import POSITIONS, Compose, Copy, PositionEncoding
+from permuteformer.ops.checks import can_look_at, check_flag, check_whole
+from permuteformer.positions.base import POSITIONS, Compose, Copy, ExactBuffers, PositionEncoding
 from permuteformer.registry import Registry
 
 ATTENTIONS: Registry[type[Attention]] = Registry("attention", "permuteformer.attention")
@@ -29,15 +31,18 @@ class KVState(NamedTuple):
 
     @property
     def next_position(self) -> Tensor:
-        """``b``: the position after the last."""
-        return self.positions[:, -1, 0] + 1
+        """``b``: the position after the last real token; of a row without one, its first position."""
+        places = torch.arange(self.key_mask.shape[1], device=self.key_mask.device)
+        last = torch.where(self.key_mask, places, -1).amax(-1)  # b
+        after = self.positions[..., 0].gather(1, last.clamp(min=0).unsqueeze(1)).squeeze(1)
+        return after + (last >= 0)
 
     def select(self, rows: Tensor) -> KVState:
         """The state of these batch rows, in this order: for beam search."""
         return KVState(*(None if x is None else x.index_select(0, rows) for x in self))  # type: ignore[arg-type]
 
 
-class Attention(nn.Module):
+class Attention(ExactBuffers):
     """Mixes values by queries and keys. A subclass fills ``mix`` and says what it can do.
 
     Args:
@@ -45,6 +50,7 @@ class Attention(nn.Module):
         head_size: size of a head's values.
         causal: queries see no key after them.
         position: what positions do in here; an encoding of embeddings is for the model's input, not for this.
+        num_features: size of what is dot-producted, where it is not the head size.
     """
 
     hooks: ClassVar[frozenset[str]] = frozenset()
@@ -54,17 +60,27 @@ class Attention(nn.Module):
     shared_query_key: ClassVar[bool] = False
     """Whether queries and keys are one projection."""
 
-    def __init__(self, num_heads: int, head_size: int, causal: bool = False, position: PositionEncoding | None = None) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        causal: bool = False,
+        position: PositionEncoding | None = None,
+        num_features: int | None = None,
+    ) -> None:
         super().__init__()
+        check_whole(num_heads=num_heads, head_size=head_size)
+        check_flag(causal=causal)
         self.num_heads = num_heads
         self.head_size = head_size
+        self.num_features = num_features or head_size
         self.causal = causal
         self.position = position or Compose([])
         self._check_position()
         self.require("causal" if causal else "bidirectional")
 
     @classmethod
-    def feature_size(cls, head_size: int, **arguments: Any) -> int:
+    def feature_size(cls, head_size: int, arguments: Mapping[str, Any]) -> int:
         """Size of what is dot-producted, which a position encoding acts on, for these constructor arguments."""
         return head_size
 
@@ -92,7 +108,7 @@ class Attention(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not define mix")
 
     def reset(self, copy: Copy = Tensor.copy_) -> None:
-        """Fill the buffers, as ``PositionEncoding.reset`` does."""
+        """Fill buffers and parameters of its own as the constructor does; see ``PositionEncoding.reset``."""
 
     def require(self, *modes: str) -> None:
         """Raise if this attention does not have all of ``modes``."""
@@ -108,10 +124,23 @@ class Attention(nn.Module):
     def name(self) -> str:
         return ATTENTIONS.name_of(type(self))
 
+    @property
+    def encodings(self) -> list[PositionEncoding]:
+        """The position encodings in here, one by one."""
+        return [e for e in self.position.modules() if isinstance(e, PositionEncoding) and not isinstance(e, Compose)]
+
     def _check_position(self) -> None:
+        encodings = self.encodings
+        for encoding in encodings:
+            for size, here in {"num_heads": self.num_heads, "feature_size": self.num_features}.items():
+                made_for = getattr(encoding, size)
+                if made_for not in (None, here):
+                    raise ValueError(
+                        f"position encoding {POSITIONS.name_of(type(encoding))!r} was made for {size}={made_for}, but attention "
+                        f"{self.name!r} has {here}: make it with {size}={here}"
+                    )
         refused = self.position.hooks - self.hooks
         if refused:
-            encodings = [e for e in self.position.modules() if isinstance(e, PositionEncoding) and not isinstance(e, Compose)]
             names = [POSITIONS.name_of(type(e)) for e in encodings if e.hooks & refused]
             advice = "add it to the model's embeddings instead" if refused == {"embed"} else "choose another attention or encoding"
             raise ValueError(
@@ -121,7 +150,8 @@ class Attention(nn.Module):
         if "log_decay" in self.position.hooks and self.position.two_sided == self.causal:
             raise ValueError(
                 f"decay with two_sided={self.position.two_sided} in an attention with causal={self.causal}: r^(i-j) grows without bound "
-                "for keys after the query, so a bidirectional model needs two_sided=True (r^|i-j|), a causal one two_sided=False"
+                "for keys after the query, so a bidirectional model needs r^|i-j|, Decay(num_heads, r, two_sided=True), and a causal one "
+                "two_sided=False"
             )
 
 
@@ -136,15 +166,24 @@ def append(state: KVState | None, new: KVState) -> KVState:
     """The keys of ``state``, if any, and then the new ones."""
     if state is None:
         return new
+    if not isinstance(state, KVState):
+        raise TypeError(
+            f"state must be the KVState that this layer returned, the second of the two it returns; it is {type(state).__name__}"
+        )
     if state.k.shape[:2] != new.k.shape[:2] or state.k.shape[-1] != new.k.shape[-1] or state.k.device != new.k.device:
         raise ValueError(
             f"state holds keys of shape {tuple(state.k.shape)} on {state.k.device}, but this call has {tuple(new.k.shape)} on "
             f"{new.k.device}: pass the state that the same layer returned for the same batch"
         )
     segments = None
-    if new.segments is not None:
-        old = new.segments[:, :1].expand(-1, state.k.shape[2]) if state.segments is None else state.segments
-        segments = torch.cat([old, new.segments], dim=1)
+    if new.segments is not None or state.segments is not None:
+        # Where only one side has segments, what it touches goes on: the first of the new ones, or the last of the old.
+        old, more = state.segments, new.segments
+        old = more[:, :1].expand(-1, state.k.shape[2]) if old is None and more is not None else old
+        more = old[:, -1:].expand(-1, new.k.shape[2]) if more is None and old is not None else more
+        assert old is not None
+        assert more is not None
+        segments = torch.cat([old, more], dim=1)
     return KVState(
         torch.cat([state.k, new.k], dim=2),
         torch.cat([state.v, new.v], dim=2),
@@ -168,9 +207,9 @@ def visible(state: KVState, length: int, causal: bool) -> Tensor:
 def finite(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys and values without what is not finite, and where it was, ``b h s``: a weight of zero would not hide it.
 
-    A compiled graph cannot look at values, and takes them as they are.
+    A compiled graph, and a GPU without waiting for it, cannot look at values, and takes them as they are.
     """
-    if torch.compiler.is_compiling() or bool((k.sum() + v.sum()).isfinite()):
+    if not can_look_at(k) or bool((k.sum() + v.sum()).isfinite()):
         return k, v, None
     bad = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
     return k.masked_fill(bad.unsqueeze(-1), 0), v.masked_fill(bad.unsqueeze(-1), 0), bad

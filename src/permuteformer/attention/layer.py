@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from permuteformer.attention.base import ATTENTIONS, Attention
 from permuteformer.attention.linear import LinearAttention
-from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding, check_positions
+from permuteformer.ops.checks import can_look_at, check_devices, check_key_mask, check_positions, check_segments, check_whole
+from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
 
@@ -29,6 +30,13 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         heads = attention.num_heads
         head_size(hidden_size, heads)
+        check_whole(axes=axes)
+        for encoding in attention.encodings:
+            if encoding.axes not in (None, axes):
+                name = POSITIONS.name_of(type(encoding))
+                raise ValueError(
+                    f"position encoding {name!r} was made for axes={encoding.axes}, the layer for axes={axes}: make both alike"
+                )
         self.hidden_size = hidden_size
         self.axes = axes
         self.attention = attention
@@ -73,25 +81,30 @@ class MultiHeadAttention(nn.Module):
         if x.dim() != 3 or x.shape[-1] != self.hidden_size or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, length, {self.hidden_size}) with a length of at least 1; it has {tuple(x.shape)}")
         batch, length, _ = x.shape
+        check_devices(x.device, "x", {"positions": positions, "key_mask": key_mask, "segments": segments})
         if positions is not None:
             check_positions(positions, batch, length, self.axes)
-            if not torch.compiler.is_compiling():
-                self.attention.position.check(positions)
         elif self.axes > 1:
             raise ValueError(f"positions must be given where there are several axes: int64 of shape ({batch}, {length}, {self.axes})")
-        elif not torch.compiler.is_compiling():
-            self.attention.position.check(torch.arange(length, device=x.device).view(1, -1, 1))
-        if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (batch, length)):
-            raise ValueError(
-                f"key_mask must be bool of shape (batch, length) = ({batch}, {length}), true for real tokens; it is {key_mask.dtype} of "
-                f"shape {tuple(key_mask.shape)}"
-            )
-        for name, tensor in {"positions": positions, "key_mask": key_mask, "segments": segments}.items():
-            if tensor is not None and tensor.device != x.device:
-                raise ValueError(f"{name} is on {tensor.device}, x on {x.device}: move it there with .to(x.device)")
+        if key_mask is not None:
+            check_key_mask(key_mask, batch, length)
+        if segments is not None:
+            check_segments(segments, batch, length)
         if state is not None and not self.attention.causal:
             raise ValueError("state is for causal attention: a bidirectional layer sees its whole sequence in one call")
         self.attention.require_for(segments=segments, state=state)
+        if can_look_at(x) and x.numel():
+            self.attention.position.check(self._reach(positions, segments, state, length))
+
+    def _reach(self, positions: Tensor | None, segments: Tensor | None, state: Any, length: int) -> list[int]:
+        """The longest distance on each axis between tokens of this call, and of the calls before, which started at 0."""
+        if positions is not None:
+            lowest = positions.amin(1) if state is None else 0
+            return [int(span) for span in (positions.amax(1) - lowest).amax(0)]
+        if segments is not None:
+            starts = torch.nn.functional.pad(segments.diff(dim=1) != 0, (1, 1), value=True).nonzero()[:, 1]
+            return [int(starts.diff().max()) - 1]
+        return [length - 1 if state is None else int(getattr(state, "next_position", torch.zeros(1)).max()) + length - 1]
 
 
 class PermuteFormerAttention(MultiHeadAttention):
@@ -129,7 +142,7 @@ class PermuteFormerAttention(MultiHeadAttention):
         seed: int = 0,
     ) -> None:
         size = head_size(hidden_size, num_heads)
-        features = LinearAttention.feature_size(size, feature_multiplier=feature_multiplier)
+        features = LinearAttention.feature_size(size, {"feature_multiplier": feature_multiplier})
         encodings: list[PositionEncoding] = []
         if permutation is not None:
             encodings.append(Permute(num_heads, features, axes, permutation, seed))
@@ -138,14 +151,14 @@ class PermuteFormerAttention(MultiHeadAttention):
                 raise ValueError(f"decay must be 'auto', a number or a tensor in (0, 1], a Decay, or None; it is {decay!r}")
             decay = Decay(num_heads) if causal else None
         if decay is not None:
-            encodings.append(decay if isinstance(decay, Decay) else Decay(num_heads, decay))
+            encodings.append(decay if isinstance(decay, Decay) else Decay(num_heads, decay))  # a Decay says more: learnable, two-sided
         attention = LinearAttention(num_heads, size, causal, Compose(encodings), feature_map, feature_multiplier)
         super().__init__(hidden_size, attention, axes)
 
 
 def build(
     attention: str,
-    positions: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    positions: Sequence[str | tuple[str, Mapping[str, Any]]] = (),
     *,
     hidden_size: int,
     num_heads: int,
@@ -153,14 +166,18 @@ def build(
     axes: int = 1,
     **arguments: Any,
 ) -> MultiHeadAttention:
-    """A layer by names: an attention with its ``arguments``, and position encodings with theirs.
+    """A layer by names: an attention with its ``arguments``, and position encodings, by name or with theirs.
 
-    >>> layer = build("linear", [("permute", {}), ("decay", {})], hidden_size=32, num_heads=4, causal=True)
+    >>> layer = build("linear", ["permute", ("decay", {"learnable": True})], hidden_size=32, num_heads=4, causal=True)
     >>> layer(torch.randn(1, 5, 32))[0].shape
     torch.Size([1, 5, 32])
     """
     size = head_size(hidden_size, num_heads)
-    features = ATTENTIONS[attention].feature_size(size, **arguments)
+    if isinstance(positions, (str, Mapping)):
+        raise TypeError(f"positions must be a list of names, or of names and their arguments, such as ['permute']; it is {positions!r}")
+    ATTENTIONS.check(attention, arguments, ("num_heads", "head_size", "causal", "position"))
+    features = ATTENTIONS[attention].feature_size(size, arguments)
+    specified = [(entry, {}) if isinstance(entry, str) else entry for entry in positions]
     structure: dict[str, Any] = {
         "hidden_size": hidden_size,
         "num_heads": num_heads,
@@ -168,14 +185,15 @@ def build(
         "axes": axes,
         "causal": causal,
     }
-    encodings = Compose([POSITIONS.build(name, options, structure) for name, options in positions])
+    encodings = Compose([POSITIONS.build(name, options, structure) for name, options in specified])
     structure = {"num_heads": num_heads, "head_size": size, "causal": causal, "position": encodings}
     return MultiHeadAttention(hidden_size, ATTENTIONS.build(attention, arguments, structure), axes)
 
 
 def head_size(hidden_size: int, num_heads: int) -> int:
     """The size of a head; raises where the heads do not divide the width."""
-    if num_heads < 1 or hidden_size < 1 or hidden_size % num_heads:
+    check_whole(hidden_size=hidden_size, num_heads=num_heads)
+    if hidden_size % num_heads:
         raise ValueError(
             f"hidden_size must be a multiple of num_heads, so that heads are of one size; they are {hidden_size} and {num_heads}"
         )

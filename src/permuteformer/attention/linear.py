@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, poison, visible
+from permuteformer.ops.checks import check_whole, without_autocast
 from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
 from permuteformer.ops.linear import linear_attention
 from permuteformer.positions.base import Copy, PositionEncoding
@@ -35,6 +36,7 @@ class LinearAttention(Attention):
 
     hooks = frozenset({"transform", "bias", "log_decay"})
     modes = frozenset({"bidirectional", "causal", "segments", "state"})
+    exact = ("projection",)
     projection: Tensor
 
     def __init__(
@@ -48,32 +50,34 @@ class LinearAttention(Attention):
         normalizer: str = "auto",
         chunk_size: int | None = None,
     ) -> None:
-        super().__init__(num_heads, head_size, causal, position)
-        if feature_map not in FEATURE_MAPS:
+        num_features = self.feature_size(head_size, {"feature_multiplier": feature_multiplier})
+        super().__init__(num_heads, head_size, causal, position, num_features)
+        if not isinstance(feature_map, str) or feature_map not in FEATURE_MAPS:
             raise ValueError(unknown("feature_map", feature_map, FEATURE_MAPS))
         if normalizer not in NORMALIZERS:
             raise ValueError(unknown("normalizer", normalizer, NORMALIZERS))
         self.feature_map = FEATURE_MAPS[feature_map]
-        self.num_features = self.feature_size(head_size, feature_multiplier=feature_multiplier)
         self.normalize = normalizer != "none"
         self.plain_normalizer = normalizer == "plain" or (normalizer == "auto" and not self.position.keeps_sign)
+        if {"bias", "log_decay"} <= self.position.hooks:
+            raise ValueError("a bias and a decay are both a weight for each distance: keep one of them")
         if self.plain_normalizer and "bias" in self.position.hooks:
             raise ValueError(
                 f"normalizer={normalizer!r} takes sums of features before the position is put in, which a bias does not leave apart: "
                 "use normalizer='transformed' or 'none', or an encoding that keeps features positive"
             )
+        if chunk_size is not None:
+            check_whole(chunk_size=chunk_size)
         self.chunk_size = chunk_size
         if needs_projection(self.feature_map):
-            self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size))
+            self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size, dtype=torch.float32))
         self.reset()
 
     @classmethod
-    def feature_size(cls, head_size: int, **arguments: Any) -> int:
-        default = inspect.signature(cls).parameters["feature_multiplier"].default
-        multiplier = arguments.get("feature_multiplier", default)
-        if not isinstance(multiplier, int) or multiplier < 1:
-            raise ValueError(f"feature_multiplier must be a whole number, at least 1; it is {multiplier!r}")
-        return head_size * multiplier
+    def feature_size(cls, head_size: int, arguments: Mapping[str, Any]) -> int:
+        multiplier = arguments.get("feature_multiplier", 1)
+        check_whole(head_size=head_size, feature_multiplier=multiplier)
+        return head_size * int(multiplier)
 
     @property
     def query_key_size(self) -> int:
@@ -130,27 +134,24 @@ class LinearAttention(Attention):
     ) -> tuple[Tensor, KVState]:
         """Weights phi(q)·phi(k) exp(bias), among whatever else the position does. A bias is one number a pair, so all pairs are formed."""
         b, _, length, _ = q.shape
+        dtype = v.dtype
         positions = consecutive(state, b, length, q.device) if positions is None else positions.expand(b, -1, -1)
         mask = torch.ones(b, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
         hidden = ~mask[:, None, :, None]
-        q = self.feature_map(q, *self._random_features)
-        k = self.feature_map(k, *self._random_features).masked_fill(hidden, 0)
-        if "transform" in self.position.hooks:
-            tables = self.position.tables(positions)
-            q, k = self.position.transform(q, tables), self.position.transform(k, tables)
-        state = append(state, KVState(k, v.masked_fill(hidden, 0), positions, mask, segments))
-        factor = self.position.bias(positions, state.positions)
-        log_decay = self.position.log_decay()
-        if log_decay is not None:
-            steps = torch.arange(state.k.shape[2], device=q.device)
-            distance = (steps[-length:, None] - steps).abs()
-            factor = factor + log_decay.to(torch.promote_types(factor.dtype, torch.float32))[:, None, None] * distance
-        weights = q @ state.k.transpose(-1, -2) * factor.exp().to(q.dtype)  # b h l s
-        mask = visible(state, length, self.causal)
-        weights = weights.masked_fill(~mask, 0)
-        _, values, bad = finite(state.k, state.v)
-        out = weights @ values
-        if self.normalize:
-            total = weights.sum(-1, keepdim=True)
-            out = out / total.masked_fill(total == 0, 1)
-        return out if bad is None else poison(out, mask, bad), state
+        with without_autocast(q.device):
+            q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(hidden, 0) for x in (q, k, v))
+            q = self.feature_map(q, *self._random_features)
+            k = self.feature_map(k, *self._random_features).masked_fill(hidden, 0)
+            if "transform" in self.position.hooks:
+                tables = self.position.tables(positions)
+                q, k = self.position.transform(q, tables), self.position.transform(k, tables)
+            state = append(state, KVState(k, v, positions, mask, segments))
+            factor = self.position.bias(positions, state.positions).to(q.dtype)
+            seen = visible(state, length, self.causal)
+            weights = (q @ state.k.transpose(-1, -2) * factor.exp()).masked_fill(~seen, 0)  # b h l s
+            _, values, bad = finite(state.k, state.v)
+            out = weights @ values
+            if self.normalize:
+                total = weights.sum(-1, keepdim=True)
+                out = out / total.masked_fill(total == 0, 1)
+            return (out if bad is None else poison(out, seen, bad)).to(dtype), state

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from permuteformer.attention.base import ATTENTIONS, Attention
-from permuteformer.positions.base import PositionEncoding
+from permuteformer.ops.checks import check_whole
+from permuteformer.positions.base import Copy, PositionEncoding
 
 
 @ATTENTIONS.register("linformer")
@@ -46,22 +47,21 @@ class LinformerAttention(Attention):
         share_key_value: bool = True,
     ) -> None:
         super().__init__(num_heads, head_size, causal, position)
-        for name, value in {"max_length": max_length, "projected_length": projected_length}.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of tokens, at least 1; it is {value!r}")
+        check_whole(max_length=max_length, projected_length=projected_length)
         self.max_length = max_length
         self.key_projection = nn.Parameter(torch.empty(num_heads, projected_length, max_length))
-        self.value_projection = self.key_projection if share_key_value else nn.Parameter(torch.empty_like(self.key_projection))
-        self.reset_parameters()
+        self.value_projection = None if share_key_value else nn.Parameter(torch.empty_like(self.key_projection))
+        self.reset()
 
-    def reset_parameters(self) -> None:
+    @torch.no_grad()
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
         """Draw the projections from N(0, 1 / max_length).
 
         The mean square of a projected entry is then the mean square of the entries it sums (at full length, whatever
         their correlation), so projected keys and values have the scale of keys and values.
         """
         for projection in self.parameters():
-            nn.init.normal_(projection, std=self.max_length**-0.5)
+            copy(projection, self.max_length**-0.5 * torch.randn(projection.shape, device="cpu"))
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
@@ -77,12 +77,13 @@ class LinformerAttention(Attention):
             hidden = ~key_mask[:, None, :, None]
             q, k, v = q.masked_fill(hidden, 0), k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
         # A row without a real token has projected values of zero, and so an output of zero.
-        k, v = _project(self.key_projection, k), _project(self.value_projection, v)
+        values = self.key_projection if self.value_projection is None else self.value_projection
+        k, v = _project(self.key_projection, k), _project(values, v)
         return F.scaled_dot_product_attention(q, k, v), None
 
     def extra_repr(self) -> str:
         _, projected, length = self.key_projection.shape
-        return f"max_length={length}, projected_length={projected}, share_key_value={self.value_projection is self.key_projection}"
+        return f"max_length={length}, projected_length={projected}, share_key_value={self.value_projection is None}"
 
 
 def _project(projection: Tensor, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from permuteformer.attention.base import ATTENTIONS, Attention
+from permuteformer.ops.checks import check_whole, without_autocast
 from permuteformer.positions.base import PositionEncoding
 
 
@@ -48,9 +49,7 @@ class NystromformerAttention(Attention):
         convolution_size: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_size, causal, position)
-        for name, value in {"num_landmarks": num_landmarks, "iterations": iterations}.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number, at least 1; it is {value!r}")
+        check_whole(num_landmarks=num_landmarks, iterations=iterations)
         if convolution_size is not None and (not isinstance(convolution_size, int) or convolution_size < 1 or convolution_size % 2 == 0):
             raise ValueError(
                 "convolution_size must be an odd number of tokens, at least 1, so that a token stands in the middle, or None for no "
@@ -71,7 +70,7 @@ class NystromformerAttention(Attention):
         dtype = v.dtype
         # The pseudo-inverse enlarges rounding errors more than tenfold: bfloat16 has no digits to spare for that.
         q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device):
             if key_mask is not None:
                 hidden = ~key_mask[:, None, :, None]
                 q, k, v = q.masked_fill(hidden, 0), k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.attention.base import ATTENTIONS, Attention
+from permuteformer.ops.checks import check_whole
 from permuteformer.ops.lsh import hash_buckets, lsh_attention
 from permuteformer.positions.base import Copy, PositionEncoding
 
@@ -38,6 +39,7 @@ class ReformerAttention(Attention):
 
     modes = frozenset({"bidirectional", "causal"})
     shared_query_key = True
+    exact = ("rotations",)
     rotations: Tensor
     """``h r d n``: random directions of each head and round, for 2 n buckets."""
 
@@ -53,16 +55,15 @@ class ReformerAttention(Attention):
         seed: int = 0,
     ) -> None:
         super().__init__(num_heads, head_size, causal, position)
-        for name, value in {"num_hashes": num_hashes, "chunk_size": chunk_size}.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number, at least 1; it is {value!r}")
+        check_whole(0, seed=seed)
+        check_whole(num_hashes=num_hashes, chunk_size=chunk_size)
         if not isinstance(num_buckets, int) or num_buckets < 1 or (num_buckets > 1 and num_buckets % 2):
             raise ValueError(
                 f"num_buckets must be an even number, a bucket for each random direction and one for its opposite, or 1 for no hashing; "
                 f"it is {num_buckets!r}"
             )
         self.chunk_size = chunk_size
-        self.register_buffer("rotations", torch.empty(num_heads, num_hashes, head_size, num_buckets // 2))
+        self.register_buffer("rotations", torch.empty(num_heads, num_hashes, head_size, num_buckets // 2, dtype=torch.float32))
         self.seed = seed
         self.reset()
 

@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, poison, visible
 
+BLOCK = 1024
+"""Tokens whose positions are looked up at a time."""
+
 
 @ATTENTIONS.register("softmax")
 class SoftmaxAttention(Attention):
@@ -24,14 +27,13 @@ class SoftmaxAttention(Attention):
         b, _, length, _ = q.shape
         positions = consecutive(state, b, length, q.device) if positions is None else positions.expand(b, -1, -1)
         if "transform" in self.position.hooks:
-            tables = self.position.tables(positions)
-            q, k = self.position.transform(q, tables), self.position.transform(k, tables)
+            q, k = self._transform(q, k, positions)
         hides = key_mask is not None or segments is not None or state is not None
         if key_mask is None:
             key_mask = torch.ones(b, length, dtype=torch.bool, device=q.device)
         else:  # a weight of zero would not hide a NaN in the padding
             hidden = ~key_mask[:, None, :, None]
-            k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+            q, k, v = q.masked_fill(hidden, 0), k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
         state = append(state, KVState(k, v, positions, key_mask, segments))
         unseen = segments is not None or (self.causal and length > 1)
         k, v, bad = finite(state.k, state.v) if unseen else (state.k, state.v, None)
@@ -42,3 +44,13 @@ class SoftmaxAttention(Attention):
         bias = self.position.bias(positions, state.positions).to(q.dtype).masked_fill(~mask, -torch.inf) if biased else mask
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(~mask.any(-1, keepdim=True), 0)
         return out if bad is None else poison(out, mask, bad), state
+
+    def _transform(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys moved by their positions, block by block, so that no table is as long as the sequence."""
+        moved = []
+        for start in range(0, q.shape[2], BLOCK):
+            block = slice(start, start + BLOCK)
+            tables = self.position.tables(positions[:, block])
+            moved.append([self.position.transform(x[:, :, block], tables) for x in (q, k)])
+        q, k = (torch.cat(parts, dim=2) if len(parts) > 1 else parts[0] for parts in zip(*moved, strict=True))
+        return q, k

@@ -17,8 +17,8 @@ def geometric_turns(size: int, base: float) -> Tensor:
     >>> geometric_turns(4, 10_000.0)[0] * 2.0**-64
     tensor([0.1592, 0.0016])
     """
-    if not base > 0:
-        raise ValueError(f"base must be above 0; it is {base}")
+    if not 0 < base < math.inf:
+        raise ValueError(f"base must be above 0, and a number; it is {base}")
     with decimal.localcontext(decimal.Context(prec=60)):
         exponents = [decimal.Decimal(-2 * t) / size for t in range((size + 1) // 2)]
         units = [int((decimal.Decimal(base) ** exponent / TWO_PI * 2**128).to_integral_value()) for exponent in exponents]

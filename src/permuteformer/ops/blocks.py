@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from permuteformer.ops.checks import can_look_at
+
 
 class Transform(Protocol):
     """A linear map of the features of each token by its position: see ``positions.base.PositionEncoding``."""
@@ -48,6 +50,8 @@ class Decays(NamedTuple):
     """``h C 1``: r^(C-1-t), what is left of token t at the block's end."""
     across: Tensor
     """``h 1 1``: r^C."""
+    powers: Tensor
+    """``h C+1``: r^0 … r^C, for rows that end within the block."""
 
 
 class Reach(NamedTuple):
@@ -74,6 +78,8 @@ class Blocks:
     positions: Tensor | None
     """``b l a``, or ``None`` for consecutive positions, counted by each block from its first token."""
     key_mask: Tensor | None
+    ends: Tensor | None
+    """``b``: tokens of a row up to the last that ``key_mask`` shows; those after it leave no trace in the carry."""
     segments: Tensor | None
     first_segment: Tensor | None
     """``b``: the segment that the initial carry is of; ``None`` where there is none."""
@@ -99,20 +105,22 @@ class Blocks:
 
     # Features
 
-    def features(self, x: Tensor, tables: Any, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """phi(x) and M_i phi(x) of a block: ``b h C m`` twice."""
-        plain = self.feature_map(x.to(self.dtype), *parameters)
-        return plain, plain if self.transform is None else self.transform.transform(plain, tables)
+    def queries(self, n: int, q: Tensor, tables: Any, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Features of a block's queries, for the normaliser and for the scores: ``b h C m`` twice."""
+        plain = self.feature_map(self._shown(n, q), *parameters)
+        q = plain if self.transform is None else self.transform.transform(plain, tables)
+        return (plain if self.plain_normalizer else q), q
 
     def keys(self, n: int, k: Tensor, v: Tensor, tables: Any, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of a block's keys (for the normaliser, and for the scores) and its values, nothing where masked."""
-        plain, k = self.features(k, tables, parameters)
-        v = v.to(self.dtype)
-        if self.key_mask is not None:
-            hidden = ~self.key_mask[:, None, self.slices[n], None]
-            # Values too: zero times a NaN in the padding would be NaN.
-            plain, k, v = plain.masked_fill(hidden, 0), k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-        return (plain if self.plain_normalizer else k), k, v
+        """Features of a block's keys, for the normaliser and for the scores, and its values: nothing where hidden."""
+        plain = self._shown(n, self.feature_map(self._shown(n, k), *parameters))
+        k = plain if self.transform is None else self.transform.transform(plain, tables)
+        return (plain if self.plain_normalizer else k), k, self._shown(n, v)
+
+    def _shown(self, n: int, x: Tensor) -> Tensor:
+        """Zero for hidden tokens of a block: not their weight alone, as zero times a NaN in the padding is NaN."""
+        x = x.to(self.dtype)
+        return x if self.key_mask is None else x.masked_fill(~self.key_mask[:, None, self.slices[n], None], 0)
 
     def tables(self, n: int) -> Any:
         if self.transform is None:
@@ -159,7 +167,7 @@ class Blocks:
 
     # The three things a block does
 
-    def read(self, q: Tensor, q_total: Tensor, carry: Carry, weight: Tensor | None, reads: Tensor | None) -> tuple[Tensor, Tensor]:
+    def read(self, q_total: Tensor, q: Tensor, carry: Carry, weight: Tensor | None, reads: Tensor | None) -> tuple[Tensor, Tensor]:
         """Numerator ``b h C v`` and normaliser ``b h C 1`` that the carry gives to the queries of a block."""
         numerator, total = q @ carry.kv.transpose(-1, -2), q_total @ carry.z.transpose(-1, -2)
         if weight is not None:
@@ -168,7 +176,9 @@ class Blocks:
             numerator, total = numerator.masked_fill(~reads, 0), total.masked_fill(~reads, 0)
         return numerator, total
 
-    def write(self, k_total: Tensor, k: Tensor, v: Tensor, carry: Carry, decays: Decays | None, reach: Reach, flip: bool = False) -> Carry:
+    def write(
+        self, n: int, k_total: Tensor, k: Tensor, v: Tensor, carry: Carry, decays: Decays | None, reach: Reach, from_right: bool = False
+    ) -> Carry:
         """The carry after the block's keys have joined it."""
         kv, z = carry
         if reach.keeps is not None:
@@ -177,25 +187,30 @@ class Blocks:
             k_total, k, v = (x.masked_fill(~reach.writes, 0) for x in (k_total, k, v))
         if decays is None:
             return Carry(kv + v.transpose(-1, -2) @ k, z + k_total.sum(-2, keepdim=True))
-        weight = decays.write.flip(-2) if flip else decays.write
+        weight, across = (decays.write.flip(-2) if from_right else decays.write), decays.across
+        if self.ends is not None and not from_right:
+            size = self.size(n)
+            left = (self.ends - self.slices[n].start).clamp(0, size)  # b: tokens of the row in this block
+            steps = (left[:, None] - 1 - torch.arange(size, device=self.device)).clamp(min=0)
+            weight, across = (decays.powers[:, x].transpose(0, 1).unsqueeze(-1) for x in (steps, left[:, None]))  # b h C 1, b h 1 1
         new_kv, new_z = (v * weight).transpose(-1, -2) @ k, weight.transpose(-1, -2) @ k_total
-        return Carry(kv * decays.across + new_kv, z * decays.across + new_z)
+        return Carry(kv * across + new_kv, z * across + new_z)
 
     def within(
         self, queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor, Tensor], decays: Decays | None, same: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Numerator and normaliser from the pairs inside a block."""
-        (q_plain, q), (k_total, k, v) = queries, keys
+        (q_total, q), (k_total, k, v) = queries, keys
         weights = self._weights(q, k, decays, same)
-        totals = self._weights(q_plain, k_total, decays, same) if self.plain_normalizer else weights
+        totals = self._weights(q_total, k_total, decays, same) if self.plain_normalizer else weights
         hides = self.causal or same is not None
-        if hides and (torch.compiler.is_compiling() or not bool(v.sum().isfinite())):
+        if hides and not (can_look_at(v) and bool(v.sum().isfinite())):
             # A weight of zero does not hide a NaN: take it out, and give it to those who see it.
-            bad = ~v.isfinite().all(-1)
-            visible = bad.unsqueeze(-2).expand(*bad.shape, bad.shape[-1])
+            bad = ~v.isfinite()
+            visible = torch.ones_like(weights[:, :1])
             visible = visible.tril() if self.causal else visible
-            poisoned = (visible if same is None else visible & same).any(-1, keepdim=True)
-            numerator = (weights @ v.masked_fill(bad.unsqueeze(-1), 0)).masked_fill(poisoned, torch.nan)
+            visible = visible if same is None else visible.masked_fill(~same, 0)
+            numerator = (weights @ v.masked_fill(bad, 0)).masked_fill(visible @ bad.to(v.dtype) > 0, torch.nan)
         else:
             numerator = weights @ v
         return numerator, totals.sum(-1, keepdim=True)
@@ -220,32 +235,30 @@ class Blocks:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output of block n, and the carry it hands to block n + 1."""
         tables, reach = self.tables(n), self.reach_left(n)
-        queries, keys = self.features(q, tables, parameters), self.keys(n, k, v, tables, parameters)
-        q_total = queries[0] if self.plain_normalizer else queries[1]
+        queries, keys = self.queries(n, q, tables, parameters), self.keys(n, k, v, tables, parameters)
         numerator, total = self.within(queries, keys, decays, reach.same)
-        parts = [self.read(queries[1], q_total, left, None if decays is None else decays.read, reach.reads)]
+        parts = [self.read(*queries, left, None if decays is None else decays.read, reach.reads)]
         if right is not None:
             weight = None if decays is None else decays.read.flip(-2)
-            parts.append(self.read(queries[1], q_total, right, weight, self.reach_right(n).reads))
+            parts.append(self.read(*queries, right, weight, self.reach_right(n).reads))
         for part in parts:
             numerator, total = numerator + part[0], total + part[1]
-        return self.divide(numerator, total), *self.move(self.write(*keys, left, decays, reach), self.size(n))
+        return self.divide(numerator, total), *self.move(self.write(n, *keys, left, decays, reach), self.size(n))
 
     def right_block(
         self, n: int, k: Tensor, v: Tensor, right: Carry, decays: Decays | None, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """The carry from the right that block n hands to block n - 1."""
         keys = self.keys(n, k, v, self.tables(n), parameters)
-        return self.move(self.write(*keys, right, decays, self.reach_right(n), flip=True), -self.size(n - 1))
+        return self.move(self.write(n, *keys, right, decays, self.reach_right(n), from_right=True), -self.size(n - 1))
 
     def sum_block(self, n: int, k: Tensor, v: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The carry with the keys of block n, seen from block n + 1: for attention that sees everything."""
         keys = self.keys(n, k, v, self.tables(n), parameters)
-        return self.move(self.write(*keys, carry, None, Reach(None)), self.size(n))
+        return self.move(self.write(n, *keys, carry, None, Reach(None)), self.size(n))
 
     def read_block(self, n: int, q: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> Tensor:
-        plain, q = self.features(q, self.tables(n), parameters)
-        return self.divide(*self.read(q, plain if self.plain_normalizer else q, carry, None, None))
+        return self.divide(*self.read(*self.queries(n, q, self.tables(n), parameters), carry, None, None))
 
 
 def transport(transform: Transform, carry: Carry, tables: Any, plain_normalizer: bool) -> Carry:
@@ -263,4 +276,5 @@ def decay_powers(log_decay: Tensor, size: int) -> Decays:
         read=(log * (t + 1)[:, None]).exp(),
         write=(log * (size - 1 - t)[:, None]).exp(),
         across=(log * size).exp(),
+        powers=(log[..., 0] * torch.arange(size + 1, device=t.device, dtype=t.dtype)).exp(),
     )

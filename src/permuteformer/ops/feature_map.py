@@ -71,7 +71,8 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
     """FAVOR+ of Choromanski et al. (2020): positive random features of the softmax kernel exp(q·k / sqrt d).
 
     ``x``: ``b h l d``. ``projection``: ``h m d`` from ``orthogonal_features``. The exponent w·x - |x|^2/2 is at most
-    |w|^2/2, so no running maximum is taken from other tokens, which a causal or a split sequence could not know.
+    |w|^2/2, about d/2, so no running maximum is taken from other tokens, which a causal or a split sequence could not know;
+    with heads of 256 and more, large queries and keys that point the same way can overflow float32.
     """
     x = x * float(x.shape[-1]) ** -0.25
     exponent = x @ projection.to(x.dtype).transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2  # b h l m

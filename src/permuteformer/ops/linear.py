@@ -13,6 +13,15 @@ from torch import Tensor
 
 from permuteformer.ops import torch_backend
 from permuteformer.ops.blocks import Blocks, Carry, Transform, decay_powers, transport
+from permuteformer.ops.checks import (
+    can_look_at,
+    check_devices,
+    check_key_mask,
+    check_positions,
+    check_segments,
+    check_whole,
+    without_autocast,
+)
 
 
 class LinearState(NamedTuple):
@@ -29,6 +38,10 @@ class LinearState(NamedTuple):
     """``b`` int64: the position of the next token, where consecutive ones are not given."""
     segment: Tensor | None = None
     """``b``: the segment of the last token, where rows hold several."""
+
+    def detach(self) -> LinearState:
+        """The same without its history: gradients stop here."""
+        return LinearState(*(None if x is None else x.detach() for x in self))  # type: ignore[arg-type]
 
     def select(self, rows: Tensor) -> LinearState:
         """The state of these batch rows, in this order: for beam search."""
@@ -74,6 +87,10 @@ def linear_attention(
         state: what earlier tokens left, as returned. Of segments, the first may go on from it.
         chunk_size: tokens a block; changes speed and rounding only.
 
+    Hidden tokens at the end of a row leave no trace in the state, so a padded batch can be gone on from; hidden tokens elsewhere
+    take their place and their step of decay. A hidden token's own output means nothing. With a decay, keys so far away that their
+    weight underflows (690 tokens at r = 0.88 in float32) are not seen any more. There is no second derivative.
+
     Returns:
         Output ``b h l v`` in the dtype of v, and the state after the last token.
 
@@ -84,10 +101,12 @@ def linear_attention(
     >>> torch.allclose(out, torch.cat([head, last], dim=2), atol=1e-5)
     True
     """
-    _check(q, k, v, positions, causal, log_decay, two_sided, key_mask, segments, chunk_size)
+    _check(q, k, v, positions, causal, log_decay, two_sided, key_mask, segments, state)
+    if chunk_size is not None:
+        check_whole(chunk_size=chunk_size)
     b, h, length, _ = q.shape
     dtype = torch.promote_types(v.dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         size = feature_map(q[:, :, :1].to(dtype), *parameters).shape[-1]
         if state is None:
             carry = Carry(q.new_zeros(b, h, v.shape[-1], size, dtype=dtype), q.new_zeros(b, h, 1, size, dtype=dtype))
@@ -96,22 +115,23 @@ def linear_attention(
             _check_state(state, (b, h, size, v.shape[-1]), q.device)
             carry = Carry(state.kv.to(dtype).transpose(-1, -2), state.z.to(dtype).unsqueeze(-2))
             start = state.next_position
+        ends = None if key_mask is None else torch.where(key_mask, torch.arange(1, length + 1, device=q.device), 0).amax(-1)
+        if segments is not None:
+            segments = _continued(segments, ends, state)
 
         one_step = causal and length == 1
         relative = positions is None and not one_step and transform is not None and transform.is_group
-        if positions is not None:
-            end = positions[:, -1, 0].expand(b) + 1
-        else:
-            end = start + length
-            if transform is not None and not relative:
-                positions = (start[:, None] + torch.arange(length, device=q.device)).unsqueeze(-1)  # b l 1
+        next_position = _next_position(start, length, positions, ends)
+        if positions is None and transform is not None and not relative:
+            positions = (start[:, None] + torch.arange(length, device=q.device)).unsqueeze(-1)  # b l 1
         blocks = Blocks(
             length=length,
-            chunk=chunk_size or _chunk(b * h * size, causal),
+            chunk=chunk_size or _chunk(b * h, size, v.shape[-1], causal),
             feature_map=feature_map,
             transform=transform,
             positions=positions,
             key_mask=key_mask,
+            ends=ends,
             segments=segments,
             first_segment=_first_segment(segments, state),
             causal=causal,
@@ -129,9 +149,11 @@ def linear_attention(
         else:
             out, carry = torch_backend.total(blocks, q, k, v, carry, parameters)
         if relative and transform is not None:
-            carry = transport(transform, carry, transform.tables(end.view(-1, 1, 1)), plain_normalizer)
+            carry = transport(transform, carry, transform.tables((start + length).view(-1, 1, 1)), plain_normalizer)
     segment = None if segments is None else segments[:, -1]
-    return out, LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), end, segment)
+    if segments is None and state is not None:
+        segment = state.segment
+    return out, LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), next_position, segment)
 
 
 def _step(
@@ -139,11 +161,31 @@ def _step(
 ) -> tuple[Tensor, Carry]:
     """One token: it joins the carry, then reads it. Constant time and memory."""
     tables = blocks.tables(0)
-    plain, query = blocks.features(q, tables, parameters)
     decays = None if log_decay is None else decay_powers(log_decay.to(blocks.dtype), 1)
-    carry = blocks.write(*blocks.keys(0, k, v, tables, parameters), carry, decays, blocks.reach_left(0))
-    out = blocks.divide(*blocks.read(query, plain if blocks.plain_normalizer else query, carry, None, None))
+    carry = blocks.write(0, *blocks.keys(0, k, v, tables, parameters), carry, decays, blocks.reach_left(0))
+    out = blocks.divide(*blocks.read(*blocks.queries(0, q, tables, parameters), carry, None, None))
     return out.to(v.dtype), carry
+
+
+def _next_position(start: Tensor, length: int, positions: Tensor | None, ends: Tensor | None) -> Tensor:
+    """``b``: the position after the last token of each row, hidden ones at its end not counted."""
+    if positions is None:
+        return start + (length if ends is None else ends)
+    first = positions[..., 0].expand(len(start), -1)
+    if ends is None:
+        return first[:, -1] + 1
+    return torch.where(ends > 0, first.gather(1, (ends - 1).clamp(min=0).unsqueeze(1)).squeeze(1) + 1, start)
+
+
+def _continued(segments: Tensor, ends: Tensor | None, state: LinearState | None) -> Tensor:
+    """Segments with hidden tokens at the end of a row counted to the last segment that is shown: they do not begin another."""
+    if ends is None:
+        return segments
+    last = segments.gather(1, (ends - 1).clamp(min=0).unsqueeze(1))  # b 1
+    if state is not None and state.segment is not None:
+        last = torch.where(ends.unsqueeze(1) > 0, last, state.segment.unsqueeze(1))
+    places = torch.arange(segments.shape[1], device=segments.device)
+    return torch.where(places < ends.unsqueeze(1), segments, last)
 
 
 def _first_segment(segments: Tensor | None, state: LinearState | None) -> Tensor | None:
@@ -153,9 +195,10 @@ def _first_segment(segments: Tensor | None, state: LinearState | None) -> Tensor
     return segments[:, 0] if state.segment is None else state.segment
 
 
-def _chunk(features: int, causal: bool) -> int:
-    """Tokens a block, so that a block's features, ``features`` numbers a token, stay in the cache."""
-    return max(32, min(128 if causal else 512, 2**19 // features))
+def _chunk(heads: int, features: int, values: int, causal: bool) -> int:
+    """Tokens a block: few enough that their features stay in the cache, so many that the carry between blocks is small beside them."""
+    cached = min(128 if causal else 512, 2**19 // max(1, heads * features))
+    return max(32, cached, -(-features * (values + 1) * 5 // (2 * (features + values))))
 
 
 def _check(
@@ -168,42 +211,39 @@ def _check(
     two_sided: bool,
     key_mask: Tensor | None,
     segments: Tensor | None,
-    chunk_size: int | None,
+    state: LinearState | None,
 ) -> None:
     if q.dim() != 4 or k.shape != q.shape or v.dim() != 4 or v.shape[:3] != q.shape[:3] or q.shape[2] == 0:
         raise ValueError(
             "q and k must have one shape (batch, heads, length, size), and v the same but for its size, with a length of at "
             f"least 1; they have {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         )
+    if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
+        raise TypeError(f"q, k and v must be of a floating-point dtype; they are {q.dtype}, {k.dtype}, {v.dtype}")
     b, h, length, _ = q.shape
     given = {"k": k, "v": v, "positions": positions, "log_decay": log_decay, "key_mask": key_mask, "segments": segments}
-    for name, tensor in given.items():
-        if tensor is not None and tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}: move it there with .to(q.device)")
+    check_devices(q.device, "q", given)
+    if positions is not None:
+        check_positions(positions, b, length)
     if log_decay is not None:
         if log_decay.shape != (h,):
             raise ValueError(f"log_decay must have shape ({h},), one number a head; it has {tuple(log_decay.shape)}")
+        if can_look_at(log_decay) and not ((log_decay <= 0) & log_decay.isfinite()).all():
+            raise ValueError(f"log_decay must be log r of r in (0, 1], so 0 or below; it is {log_decay.tolist()}")
         if not causal and not two_sided:
             raise ValueError(
                 "a decay r^(i-j) grows without bound for keys after the query: with causal=False pass two_sided=True, for r^|i-j|"
             )
     if two_sided and causal:
         raise ValueError("two_sided=True is for bidirectional attention; with causal=True leave it False")
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (b, length)):
-        raise ValueError(
-            f"key_mask must be bool of shape (batch, length) = ({b}, {length}), true for real tokens; it is {key_mask.dtype} of "
-            f"shape {tuple(key_mask.shape)}"
-        )
+    if key_mask is not None:
+        check_key_mask(key_mask, b, length)
     if segments is not None:
-        if segments.dtype != torch.int64 or segments.shape != (b, length):
-            raise ValueError(
-                f"segments must be int64 of shape (batch, length) = ({b}, {length}); they are {segments.dtype} of shape "
-                f"{tuple(segments.shape)}"
-            )
-        if not torch.compiler.is_compiling() and (segments.diff(dim=1) < 0).any():
-            raise ValueError("segments must not decrease along a row: number the packed sequences of a row 0, 1, 2, … in their order")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, or None for one that fits; it is {chunk_size}")
+        check_segments(segments, b, length)
+    if state is not None and not isinstance(state, LinearState):
+        raise TypeError(
+            f"state must be the LinearState that an earlier call returned, the second of the two it returns; it is {type(state).__name__}"
+        )
 
 
 def _check_state(state: LinearState, shape: tuple[int, int, int, int], device: torch.device) -> None:
@@ -212,5 +252,6 @@ def _check_state(state: LinearState, shape: tuple[int, int, int, int], device: t
             f"state is of shape {tuple(state.kv.shape)}, but this call needs (batch, heads, features, value size) = {shape}: "
             "pass the state that the same layer returned for the same batch"
         )
-    if state.kv.device != device:
-        raise ValueError(f"state is on {state.kv.device}, q on {device}: move it there")
+    if state.next_position.dtype != torch.int64:
+        raise TypeError(f"next_position of the state must be int64; it is {state.next_position.dtype}")
+    check_devices(device, "q", {f"{name} of the state": x for name, x in state._asdict().items()})

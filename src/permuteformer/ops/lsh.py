@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from permuteformer.ops.checks import check_key_mask, check_whole, without_autocast
+
 SELF_SCORE = -1e5
 """The score of a token for itself (the paper's appendix): it counts where there is nothing else to see, and only there."""
 
@@ -51,7 +53,7 @@ def lsh_attention(
     order = buckets.argsort(dim=-1, stable=True)  # b h r l
     rank = order.argsort(-1)
     first, last = (x.gather(-1, rank) for x in _visible_ranks(buckets.gather(-1, order), chunk, causal))
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         out, total = _attend(q, v, order, (rank.int(), first, last), chunk)
     out, total = _take(out, rank), total.gather(-1, rank)
     weight = total.softmax(2)  # each round's share of the sum over all
@@ -67,7 +69,7 @@ def hash_buckets(x: Tensor, rotations: Tensor) -> Tensor:
     tensor([[[[0, 2]]]])
     """
     dtype = torch.promote_types(x.dtype, torch.float32)  # rounding must not choose the bucket
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         rotated = torch.einsum("bhld,hrdn->bhrln", x.detach().to(dtype), rotations.detach().to(dtype))
     return torch.cat([rotated, -rotated], dim=-1).argmax(-1)
 
@@ -157,10 +159,6 @@ def _check(q: Tensor, v: Tensor, buckets: Tensor, chunk_size: int, key_mask: Ten
             f"buckets must be int64 of shape (batch, heads, rounds, length) = ({b}, {h}, rounds, {length}), as hash_buckets gives them; "
             f"they are {buckets.dtype} of shape {tuple(buckets.shape)}"
         )
-    if not isinstance(chunk_size, int) or chunk_size < 1:
-        raise ValueError(f"chunk_size must be a whole number of tokens, at least 1; it is {chunk_size!r}")
-    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (b, length)):
-        raise ValueError(
-            f"key_mask must be bool of shape (batch, length) = ({b}, {length}), true for real tokens; it is {key_mask.dtype} of shape "
-            f"{tuple(key_mask.shape)}"
-        )
+    check_whole(chunk_size=chunk_size)
+    if key_mask is not None:
+        check_key_mask(key_mask, b, length)

@@ -170,8 +170,8 @@ def permutation_power(cycles: Cycles, positions: Tensor) -> Tensor:
     if positions.shape[-1] > 1:
         positions = positions.index_select(-1, cycles.axis)  # … l m
     start, length = cycles.start.unsqueeze(-2), cycles.length.unsqueeze(-2)  # h 1 m
-    slot = positions.unsqueeze(-3) + cycles.rank.unsqueeze(-2)  # … h l m
-    slot = slot.remainder_(length).add_(start)
+    slot = positions.unsqueeze(-3).remainder(length)  # … h l m; first, so that no sum overflows
+    slot = slot.add_(cycles.rank.unsqueeze(-2)).remainder_(length).add_(start)
     return slot if cycles.contiguous else cycles.feature.unsqueeze(-2).expand_as(slot).gather(-1, slot)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from permuteformer.ops.blocks import Blocks, Carry, Decays, decay_powers
+from permuteformer.ops.checks import without_autocast
 
 
 def scan(
@@ -65,18 +66,25 @@ class _Scan(torch.autograd.Function):
         ctx: Any, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, log_decay: Tensor | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         keep = any(ctx.needs_input_grad)
-        out, final, ctx.lefts, ctx.rights = _scan(blocks, q, k, v, Carry(kv, z), log_decay, parameters, keep)
-        ctx.blocks = blocks
-        ctx.save_for_backward(q, k, v, log_decay, *parameters)
+        out, final, lefts, rights = _scan(blocks, q, k, v, Carry(kv, z), log_decay, parameters, keep)
+        ctx.blocks, ctx.parameters = blocks, len(parameters)
+        ctx.save_for_backward(q, k, v, log_decay, *parameters, *(x for carry in (*lefts, *rights) for x in carry))
         return out, *final
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
+        with without_autocast(d_out.device):
+            return _Scan._backward(ctx, d_out, d_kv, d_z)
+
+    @staticmethod
+    def _backward(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         blocks: Blocks = ctx.blocks
-        q, k, v, log_decay, *parameters = ctx.saved_tensors
+        q, k, v, log_decay, *rest = ctx.saved_tensors
         need_q, need_k, need_v, _, _, need_decay, *need_parameters = ctx.needs_input_grad[1:]
-        parameters = [_leaf(x, need) for x, need in zip(parameters, need_parameters, strict=True)]
+        parameters = [_leaf(x, need) for x, need in zip(rest[: ctx.parameters], need_parameters, strict=True)]
+        carries = [Carry(*pair) for pair in zip(rest[ctx.parameters :: 2], rest[ctx.parameters + 1 :: 2], strict=True)]
+        lefts, rights = carries[: len(blocks.slices)], carries[len(blocks.slices) :]
         log_decay = None if log_decay is None else _leaf(log_decay, need_decay)
         with torch.enable_grad():
             powers = _powers(blocks, log_decay)
@@ -88,8 +96,8 @@ class _Scan(torch.autograd.Function):
         for n in reversed(range(len(blocks.slices))):
             block = blocks.slices[n]
             query, key, value = _leaf(q[:, :, block], need_q), _leaf(k[:, :, block], need_k), _leaf(v[:, :, block], need_v)
-            left = _leaves(ctx.lefts[n])
-            right = _leaves(ctx.rights[n]) if ctx.rights else None
+            left = _leaves(lefts[n])
+            right = _leaves(rights[n]) if rights else None
             with torch.enable_grad():
                 outputs = blocks.scan_block(n, query, key, value, left, right, powers[blocks.size(n)], parameters)
             found = tape.pull(outputs, (d_out[:, :, block], *d_left), (query, key, value, *left, *(right or ())))
@@ -99,9 +107,9 @@ class _Scan(torch.autograd.Function):
 
         # What block n did to the carry from the right that block n - 1 met, in the order opposite to its own.
         d_right = d_rights.pop()
-        for n in range(1, len(blocks.slices)) if ctx.rights else ():
+        for n in range(1, len(blocks.slices)) if rights else ():
             block = blocks.slices[n]
-            key, value, right = _leaf(k[:, :, block], need_k), _leaf(v[:, :, block], need_v), _leaves(ctx.rights[n])
+            key, value, right = _leaf(k[:, :, block], need_k), _leaf(v[:, :, block], need_v), _leaves(rights[n])
             with torch.enable_grad():
                 handed = blocks.right_block(n, key, value, right, powers[blocks.size(n)], parameters)
             found = tape.pull(handed, d_right, (key, value, *right))
@@ -138,6 +146,11 @@ class _Total(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
+        with without_autocast(d_out.device):
+            return _Total._backward(ctx, d_out, d_kv, d_z)
+
+    @staticmethod
+    def _backward(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         blocks: Blocks = ctx.blocks
         q, k, v, kv, z, *parameters = ctx.saved_tensors
         need_q, need_k, need_v, _, _, *need_parameters = ctx.needs_input_grad[1:]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from permuteformer.registry import Registry
@@ -18,7 +17,22 @@ HOOKS = ("embed", "transform", "bias", "log_decay")
 """What an encoding can do to a model. An attention says which of them it honours."""
 
 
-class PositionEncoding(nn.Module):
+class ExactBuffers(nn.Module):
+    """Buffers named in ``exact`` move between devices, but keep their dtype when a model is cast: bfloat16 has 3 digits of them."""
+
+    exact: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        before = {name: self._buffers.get(name) for name in self.exact}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            after = self._buffers.get(name)
+            if buffer is not None and after is not None and after.dtype != buffer.dtype:
+                setattr(self, name, buffer.to(after.device))
+        return self
+
+
+class PositionEncoding(ExactBuffers):
     """Where tokens are, told to attention. Override the hooks that say what the encoding is; the others do nothing.
 
     Positions are an int64 tensor ``b l a``, with a axes (1 for text, 2 for an image); b may be 1. An encoding sees
@@ -53,17 +67,22 @@ class PositionEncoding(nn.Module):
         """log r of each head, ``h``: a key one token further away weighs r times as much."""
         return None
 
+    num_heads: int | None = None
+    """Heads it was made for; ``None`` fits any. So with ``feature_size`` and ``axes``."""
+    feature_size: int | None = None
+    axes: int | None = None
+
     two_sided: bool = False
     """Whether the decay runs both ways, r^|i-j|, as an encoder needs it."""
 
-    def check(self, positions: Tensor) -> None:
-        """Raise or warn where positions are more than the encoding can tell apart."""
+    def check(self, reach: Sequence[int]) -> None:
+        """Raise or warn where ``reach``, the longest distance on each axis between tokens that see each other, is too long to tell."""
 
     def reset(self, copy: Copy = Tensor.copy_) -> None:
-        """Fill the buffers, which follow from the constructor's arguments, by ``copy(buffer, value)``.
+        """Fill buffers and parameters as the constructor does, by ``copy(tensor, value)``.
 
         Values are computed on the CPU wherever the module is. A module made on the meta device has no values until it is
-        moved and this is called; whoever loads some of its buffers passes a ``copy`` that leaves those alone.
+        moved and this is called; whoever loads some of them passes a ``copy`` that leaves those alone.
         """
 
     @property
@@ -128,9 +147,9 @@ class Compose(PositionEncoding):
             return encoding.log_decay()
         return None
 
-    def check(self, positions: Tensor) -> None:
+    def check(self, reach: Sequence[int]) -> None:
         for encoding in self._all():
-            encoding.check(positions)
+            encoding.check(reach)
 
     def _all(self) -> list[PositionEncoding]:
         return list(self.encodings)  # type: ignore[arg-type]
@@ -138,14 +157,3 @@ class Compose(PositionEncoding):
     def _of(self, hook: str) -> list[PositionEncoding]:
         """The encodings that define ``hook``: one or none, but for ``embed``."""
         return [self.encodings[n] for n in self._users[hook]]  # type: ignore[misc]
-
-
-def check_positions(positions: Tensor, batch: int, length: int, axes: int) -> None:
-    """Raise unless ``positions`` is an integer tensor ``b l a`` for this batch, or ``1 l a``."""
-    if positions.dtype != torch.int64:
-        raise TypeError(f"positions must be int64, not {positions.dtype}; convert them with .long()")
-    if positions.dim() != 3 or positions.shape[0] not in (1, batch) or positions.shape[1:] != (length, axes):
-        raise ValueError(
-            f"positions must have shape (batch, length, axes) = ({batch}, {length}, {axes}), or batch 1 for all rows alike; "
-            f"they have {tuple(positions.shape)}"
-        )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
+from permuteformer.ops.checks import check_flag, check_whole
 from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
 
@@ -22,13 +21,17 @@ class Decay(PositionEncoding):
         two_sided: weigh by r^|i-j| in a bidirectional model. The paper has r in causal models only.
 
     >>> Decay(num_heads=8).r[[0, -1]]
-    tensor([0.8808, 0.9903])
+    tensor([0.8808, 0.9903], dtype=torch.float64)
     """
 
+    exact = ("log_r",)
     log_r: Tensor
 
     def __init__(self, num_heads: int, r: float | Tensor | None = None, learnable: bool = False, two_sided: bool = False) -> None:
         super().__init__()
+        check_whole(num_heads=num_heads)
+        check_flag(learnable=learnable, two_sided=two_sided)
+        self.num_heads = num_heads
         self.two_sided = two_sided
         self.learnable = learnable
         with torch.device("cpu"):
@@ -38,7 +41,7 @@ class Decay(PositionEncoding):
                 raise ValueError("r must be below 1 where it is learnable: its logit is what is trained; start it at 0.99, say")
             self.logit = nn.Parameter(torch.empty(num_heads))
         else:
-            self.register_buffer("log_r", torch.empty(num_heads, dtype=torch.float32))
+            self.register_buffer("log_r", torch.empty(num_heads, dtype=torch.float64))
         self.reset()
 
     @staticmethod
@@ -46,8 +49,12 @@ class Decay(PositionEncoding):
         """log r of each head, in float64."""
         if r is None:
             return nn.functional.logsigmoid(2 + 3 * torch.arange(num_heads, dtype=torch.float64) / num_heads)
-        r = torch.as_tensor(r, dtype=torch.float64, device="cpu").detach()
-        if r.shape not in ((), (num_heads,)) or not ((r > 0) & (r <= 1)).all():
+        if isinstance(r, Tensor) and r.requires_grad:
+            raise ValueError("r is a parameter, but only its value would be taken: pass r.detach() and learnable=True to train it")
+        if isinstance(r, (bool, str)):
+            raise ValueError(f"r must be a number in (0, 1], a tensor of {num_heads} of them, or None; it is {r!r}")
+        r = torch.as_tensor(r, dtype=torch.float64, device="cpu")
+        if r.shape not in ((), (num_heads,)) or not ((r >= 1e-30) & (r <= 1)).all():
             raise ValueError(f"r must be a number, or a tensor of {num_heads}, one a head, in (0, 1]; it is {r.tolist()}")
         return r.log().expand(num_heads).clone()
 
@@ -67,15 +74,6 @@ class Decay(PositionEncoding):
         if self.learnable:
             return nn.functional.logsigmoid(self.logit)
         return self.log_r
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decay:
-        """A fixed r moves between devices, but stays in float32 when a model is cast: bfloat16 has 3 digits of it."""
-        before = self._buffers.get("log_r")
-        super()._apply(fn, recurse)
-        after = self._buffers.get("log_r")
-        if before is not None and after is not None and after.dtype != before.dtype:
-            self.log_r = before.to(after.device)
-        return self
 
     def extra_repr(self) -> str:
         return f"learnable={self.learnable}, two_sided={self.two_sided}"

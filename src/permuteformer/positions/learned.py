@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from permuteformer.positions.base import POSITIONS, PositionEncoding
+from permuteformer.ops.checks import check_whole
+from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
 
 @POSITIONS.register("learned")
@@ -27,21 +28,25 @@ class Learned(PositionEncoding):
 
     def __init__(self, hidden_size: int, max_length: int, axes: int = 1) -> None:
         super().__init__()
-        if max_length < 1 or axes < 1:
-            raise ValueError(f"max_length and axes must be at least 1; they are {max_length} and {axes}")
+        check_whole(hidden_size=hidden_size, max_length=max_length, axes=axes)
+        self.axes = axes
         self.max_length = max_length
         self.axis_tables = nn.ModuleList(nn.Embedding(max_length, hidden_size) for _ in range(axes))
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self, copy: Copy = Tensor.copy_) -> None:
         for table in self.axis_tables:
-            nn.init.normal_(table.weight, std=0.02)  # type: ignore[arg-type]  # as BERT
+            copy(table.weight, 0.02 * torch.randn(table.weight.shape, device="cpu"))  # type: ignore[arg-type]  # as BERT
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
-            self.check(positions)
+            self._check_inside(positions)
         for axis, table in enumerate(self.axis_tables):
             x = x + table(positions[..., axis]).to(x.dtype)
         return x
 
-    def check(self, positions: Tensor) -> None:
+    def _check_inside(self, positions: Tensor) -> None:
         """Raise where a position is not in the table."""
         outside = ((positions < 0) | (positions >= self.max_length)).nonzero()
         if len(outside):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from permuteformer.ops.angle import angles
+from permuteformer.ops.checks import check_whole
 from permuteformer.ops.permutation import axis_sizes
 from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
@@ -38,12 +38,16 @@ class Orthogonal(PositionEncoding):
 
     keeps_sign = False
     is_group = True
+    exact = ("basis",)
     basis: Tensor
     turns: Tensor
     axis: Tensor
 
     def __init__(self, num_heads: int, feature_size: int, axes: int = 1, seed: int = 0) -> None:
         super().__init__()
+        check_whole(num_heads=num_heads, feature_size=feature_size, axes=axes)
+        check_whole(0, seed=seed)
+        self.num_heads, self.feature_size, self.axes = num_heads, feature_size, axes
         self.sizes = axis_sizes(feature_size, axes)
         self.seed = seed
         blocks = sum(size // 2 + 1 for size in self.sizes)
@@ -76,14 +80,6 @@ class Orthogonal(PositionEncoding):
         first, second = (x.to(dtype) @ basis).chunk(2, dim=-1)  # b h l p
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
         return (turned @ basis.transpose(-1, -2)).to(x.dtype)  # b h l m
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Orthogonal:
-        """The basis moves between devices, but stays in float64 when a model is cast."""
-        before = self.basis
-        super()._apply(fn, recurse)
-        if self.basis.dtype != before.dtype:
-            self.basis = before.to(self.basis.device)
-        return self
 
     def extra_repr(self) -> str:
         return f"heads={self.turns.shape[0]}, features={'+'.join(map(str, self.sizes))}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from permuteformer.ops.checks import check_whole
 from permuteformer.ops.permutation import (
     Cycles,
     axis_sizes,
@@ -48,6 +50,7 @@ class Permute(PositionEncoding):
 
     is_group = True
     permutation: Tensor
+    axes: int
 
     def __init__(
         self,
@@ -59,15 +62,17 @@ class Permute(PositionEncoding):
         same_axes: bool = False,
     ) -> None:
         super().__init__()
+        check_whole(num_heads=num_heads, feature_size=feature_size, axes=axes)
+        check_whole(0, seed=seed)
+        self.num_heads, self.feature_size, self.axes = num_heads, feature_size, axes
         with torch.device("cpu"):
             self._initial = self._choose(num_heads, feature_size, axes, permutation, seed, same_axes)
-        self.axes = axes
         self.register_buffer("permutation", torch.empty_like(self._initial, device=torch.get_default_device()))
         for name in ("feature", "rank", "start", "length"):
             self.register_buffer(name, torch.empty_like(self.permutation), persistent=False)
         self.register_buffer("axis", torch.empty_like(self.permutation[0]), persistent=False)
         self.reset()
-        self.register_load_state_dict_post_hook(lambda module, _: module.derive())
+        self.register_load_state_dict_post_hook(_derive)
 
     @staticmethod
     def _choose(num_heads: int, feature_size: int, axes: int, permutation: str | Tensor, seed: int, same_axes: bool) -> Tensor:
@@ -77,7 +82,7 @@ class Permute(PositionEncoding):
                     f"permutation must have shape (heads, features) = ({num_heads}, {feature_size}); it has {tuple(permutation.shape)}"
                 )
             return permutation.detach().cpu().clone()
-        if permutation not in KINDS:
+        if not isinstance(permutation, str) or permutation not in KINDS:
             raise ValueError(unknown("permutation", permutation, KINDS) + ", or an int64 tensor (heads, features)")
         return _draw(permutation, num_heads, axis_sizes(feature_size, axes), seed, same_axes)
 
@@ -105,12 +110,10 @@ class Permute(PositionEncoding):
     def transform(self, x: Tensor, tables: Any) -> Tensor:
         return permute_features(x, tables)
 
-    def check(self, positions: Tensor) -> None:
+    def check(self, reach: Sequence[int]) -> None:
         """Warn where a distance is longer than the period, after which all heads together repeat."""
-        for axis, period_ in enumerate(self.period):
-            if positions.shape[1] <= period_:
-                continue
-            if int(positions[..., axis].max() - positions[..., axis].min()) >= period_:
+        for axis, (distance, period_) in enumerate(zip(reach, self.period, strict=True)):
+            if distance >= period_:
                 # One text for all lengths, so that Python's own filter shows it once.
                 warnings.warn(
                     f"positions on axis {axis} reach further than {period_:,}, the period after which the permutations of all heads "
@@ -121,6 +124,11 @@ class Permute(PositionEncoding):
     def extra_repr(self) -> str:
         heads, features = self.permutation.shape
         return f"heads={heads}, features={features}, axes={self.axes}, period={'x'.join(f'{p:,}' for p in self.period)}"
+
+
+def _derive(module: Permute, incompatible_keys: object) -> None:
+    """After a state dict was loaded (a function of its own, so that layers can be pickled)."""
+    module.derive()
 
 
 def _draw(kind: str, num_heads: int, sizes: list[int], seed: int, same_axes: bool) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.ops.angle import angles, geometric_turns
+from permuteformer.ops.checks import check_whole
 from permuteformer.ops.permutation import axis_sizes
 from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
@@ -38,6 +39,8 @@ class Rope(PositionEncoding):
 
     def __init__(self, feature_size: int, axes: int = 1, base: float = 10_000.0) -> None:
         super().__init__()
+        check_whole(feature_size=feature_size, axes=axes)
+        self.feature_size, self.axes = feature_size, axes
         self.sizes = axis_sizes(feature_size, axes)
         if any(size % 2 for size in self.sizes):
             raise ValueError(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.ops.angle import angles, geometric_turns
+from permuteformer.ops.checks import check_whole
 from permuteformer.ops.permutation import axis_sizes
 from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
@@ -31,6 +32,8 @@ class Sinusoidal(PositionEncoding):
 
     def __init__(self, hidden_size: int, axes: int = 1, base: float = 10_000.0) -> None:
         super().__init__()
+        check_whole(hidden_size=hidden_size, axes=axes)
+        self.axes = axes
         self.sizes = axis_sizes(hidden_size, axes)
         self.base = base
         waves = sum((size + 1) // 2 for size in self.sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from permuteformer.ops.checks import check_whole
 from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
 
@@ -36,6 +37,8 @@ class T5Bias(PositionEncoding):
         self, hidden_size: int, num_heads: int, axes: int = 1, causal: bool = False, num_buckets: int = 32, max_distance: int = 128
     ) -> None:
         super().__init__()
+        check_whole(hidden_size=hidden_size, num_heads=num_heads, axes=axes, num_buckets=num_buckets, max_distance=max_distance)
+        self.num_heads, self.axes = num_heads, axes
         sides = 1 if causal else 2
         if num_buckets < 2 * sides or num_buckets % sides:
             raise ValueError(
@@ -50,14 +53,16 @@ class T5Bias(PositionEncoding):
         self.max_distance = max_distance
         self.buckets = num_buckets // sides
         self.register_buffer("starts", torch.empty(self.buckets - 1, dtype=torch.int64), persistent=False)
-        self.reset()
         self.axis_tables = nn.ModuleList(nn.Embedding(num_buckets, num_heads) for _ in range(axes))
-        for table in self.axis_tables:
-            nn.init.normal_(table.weight, std=hidden_size**-0.5)  # type: ignore[arg-type]
+        self.deviation = hidden_size**-0.5
+        self.reset()
 
+    @torch.no_grad()
     def reset(self, copy: Copy = Tensor.copy_) -> None:
         with torch.device("cpu"):
             copy(self.starts, _starts(self.buckets, self.max_distance))
+            for table in self.axis_tables:
+                copy(table.weight, self.deviation * torch.randn(table.weight.shape))  # type: ignore[arg-type]
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         bias: Tensor | None = None

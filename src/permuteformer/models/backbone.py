@@ -1,0 +1,210 @@
+"""The one backbone: embeddings, pre-norm blocks around any attention, a final norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import can_return_tuple
+
+from permuteformer.attention import ATTENTIONS, Attention
+from permuteformer.models.cache import PermuteFormerCache
+from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.positions import Compose, PositionEncoding
+
+
+class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, config: PermuteFormerConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = config.build_layer(layer)
+        for projection in (self.attention.query, self.attention.key, self.attention.value):
+            if projection is not None:  # fairseq initialises these as one matrix; transformers shows a module without its parent
+                projection.is_input_projection = True  # type: ignore[assignment]
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.expand = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.contract = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
+    ) -> tuple[Tensor, Any]:
+        """``b l d`` and the layer's state, to the same."""
+        mixed, state = self.attention(self.attention_norm(x), positions=positions, key_mask=key_mask, segments=segments, state=state)
+        x = x + self.dropout(mixed)
+        return x + self.dropout(self.contract(self.activation(self.expand(self.feed_forward_norm(x))))), state
+
+
+class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """What all models share: configuration, initialisation, loading."""
+
+    config: PermuteFormerConfig
+    config_class = PermuteFormerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("PermuteFormerBlock",)
+    _is_stateful = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise what was not loaded. Buffers of positions that no checkpoint holds are filled here too."""
+        if isinstance(module, (PositionEncoding, Attention)):
+            module.reset(init.copy_)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            if self.config.initialization == "fairseq":
+                init.xavier_uniform_(module.weight, gain=2**-0.5 if getattr(module, "is_input_projection", False) else 1)
+            else:
+                init.normal_(module.weight, std=self.config.initializer_range)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Conv2d):
+            init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, nn.Embedding):
+            fairseq = self.config.initialization == "fairseq"
+            init.normal_(module.weight, std=self.config.hidden_size**-0.5 if fairseq else self.config.initializer_range)
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+
+
+class PermuteFormerModel(PermuteFormerPreTrainedModel):
+    """Tokens to hidden states."""
+
+    def __init__(self, config: PermuteFormerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position = Compose(config.build_embedding_positions())
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.layers = nn.ModuleList(PermuteFormerBlock(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value  # type: ignore[assignment]
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: PermuteFormerCache | None = None,
+        use_cache: bool | None = None,
+        segment_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states of tokens.
+
+        Args:
+            input_ids: ``b l`` int64, or give ``inputs_embeds`` ``b l d``.
+            attention_mask: ``b l`` (or ``b s`` with the tokens before), 1 for real tokens, 0 for padding.
+            position_ids: ``b l``, or ``b l a`` for several axes, where they must be given. ``None`` counts real tokens.
+            inputs_embeds: embeddings in place of ``input_ids``.
+            past_key_values: what an earlier call of a causal model returned, to go on from.
+            use_cache: return states; the configuration's ``use_cache`` for causal models if not given.
+            segment_ids: ``b l`` int64 for packed rows: tokens see their own segment only.
+            output_hidden_states: return the hidden states before every block and at the end.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give input_ids or inputs_embeds: one of them, not both")
+        x = inputs_embeds if input_ids is None else self._embed(input_ids)
+        assert x is not None
+        batch, length, _ = x.shape
+        key_mask = self._key_mask(attention_mask, batch, length)
+        cache = self._cache(past_key_values, use_cache)
+        positions = self._positions(position_ids, key_mask, cache, x)
+        if self.config.scale_embeddings:
+            x = x * self.config.hidden_size**0.5
+        if self.position.hooks:
+            x = self.position.embed(x, positions)
+        x = self.dropout(x)
+        # Relative encodings do not ask where counting starts; without positions a layer counts by itself, which is faster.
+        given = positions if position_ids is not None else None
+        hidden_states: list[Tensor] = []
+        keeps = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        for n, block in enumerate(self.layers):
+            if keeps:
+                hidden_states.append(x)
+            state = None if cache is None else cache.layers[n].state
+            x, state = block(x, given, key_mask, segment_ids, state)
+            if cache is not None:
+                cache.layers[n].store(state, positions[:, -1, 0].expand(batch) + 1, length)
+        x = self.norm(x)
+        if keeps:
+            hidden_states.append(x)
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, hidden_states=tuple(hidden_states) if keeps else None)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the model can go on from a state."""
+        return bool(self.config.causal and "state" in ATTENTIONS[self.config.attention["name"]].modes)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        if input_ids.device.type == "cpu" and input_ids.numel() and not torch.compiler.is_compiling():
+            low, high = int(input_ids.min()), int(input_ids.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(
+                    f"input_ids must be from 0 to {self.config.vocab_size - 1} (vocab_size={self.config.vocab_size}); there is "
+                    f"{low if low < 0 else high}: does the tokenizer belong to this model?"
+                )
+        embeddings: Tensor = self.embed_tokens(input_ids)
+        return embeddings
+
+    def _key_mask(self, attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+        if attention_mask is None:
+            return None
+        if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
+            raise ValueError(
+                f"attention_mask must have shape (batch, length) = ({batch}, {length}), or as many columns more as there were tokens "
+                f"before; it has {tuple(attention_mask.shape)}"
+            )
+        return attention_mask[:, -length:].bool()
+
+    def _cache(self, past: Any, use_cache: bool | None) -> PermuteFormerCache | None:
+        if past is not None:
+            if not isinstance(past, PermuteFormerCache) or len(past.layers) != len(self.layers):
+                raise ValueError(
+                    f"past_key_values must be a PermuteFormerCache of {len(self.layers)} layers, as this model returns it; it is "
+                    f"{type(past).__name__}"
+                )
+            return past
+        has_state = self.has_state
+        if use_cache and not has_state:
+            why = "it is not causal" if not self.config.causal else f"attention {self.config.attention['name']!r} has no state"
+            raise ValueError(f"use_cache=True is for models with a state, and this one has none: {why}")
+        wanted = self.config.use_cache and not self.training if use_cache is None else use_cache
+        return PermuteFormerCache(len(self.layers)) if wanted and has_state else None
+
+    def _positions(self, position_ids: Tensor | None, key_mask: Tensor | None, cache: PermuteFormerCache | None, x: Tensor) -> Tensor:
+        """``b l a``: as given, or real tokens counted from the state's next position."""
+        batch, length, _ = x.shape
+        if position_ids is not None:
+            return position_ids.unsqueeze(-1) if position_ids.dim() == 2 else position_ids
+        if self.config.axes > 1:
+            raise ValueError(
+                f"position_ids must be given where axes={self.config.axes}: int64 of shape ({batch}, {length}, {self.config.axes}), the "
+                "coordinates of each token; see permuteformer.models.images"
+            )
+        before = None if cache is None else cache.layers[0].next_position
+        start = 0 if before is None else before.unsqueeze(-1)
+        if key_mask is None:
+            counted = torch.arange(length, device=x.device).expand(batch, -1)
+        else:  # padding does not count: the first real token is at 0, wherever it stands
+            counted = (key_mask.long().cumsum(-1) - 1).clamp(min=0)
+        return (start + counted).unsqueeze(-1)

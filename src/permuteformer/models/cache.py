@@ -1,0 +1,102 @@
+"""The states of a causal model's layers, as transformers expects a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from permuteformer.attention import KVState
+from permuteformer.ops.linear import LinearState
+
+State = LinearState | KVState
+
+
+class StateLayer(CacheLayerMixin):  # type: ignore[misc]
+    """The state of one layer, and how many tokens it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: State | None = None
+        self.next_position: Tensor | None = None
+        self.seen = 0
+
+    def store(self, state: State, next_position: Tensor, tokens: int) -> None:
+        """Keep the state after ``tokens`` more, padding among them, and where the next real token of each row stands."""
+        self.state = state
+        self.next_position = next_position
+        self.seen += tokens
+        self.is_initialized = True
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def reset(self) -> None:
+        self.state, self.next_position, self.seen, self.is_initialized = None, None, 0, False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.state is not None and self.next_position is not None:
+            indices = indices.to(self.next_position.device)
+            self.state, self.next_position = self.state.select(indices), self.next_position[indices]
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.next_position is not None:
+            self.batch_select_indices(torch.arange(len(self.next_position)).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise NotImplementedError("a state does not remember single tokens, so none can be taken back: keep an earlier state instead")
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise NotImplementedError("this cache holds states, not keys and values: the model stores them itself")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("this cache holds states, not keys and values: the model stores them itself")
+
+    def offload(self) -> None:
+        raise NotImplementedError("states stay on the device of their layer: they are small")
+
+
+class PermuteFormerCache(Cache):  # type: ignore[misc]
+    """A state a layer. For linear attention its size does not depend on the tokens seen."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[StateLayer() for _ in range(num_layers)])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states."""
+        return sum(x.nbytes for layer in self.layers if layer.state is not None for x in layer.state if x is not None)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All states as tensors by name, to save with safetensors and go on from elsewhere."""
+        tensors = {"seen": torch.tensor([layer.seen for layer in self.layers])}
+        for n, layer in enumerate(self.layers):
+            if layer.state is not None:
+                tensors[f"{n}.next_position"] = layer.next_position
+                parts = {name: x.contiguous() for name, x in layer.state._asdict().items() if x is not None}
+                tensors |= {f"{n}.{type(layer.state).__name__}.{name}": x for name, x in parts.items()}
+        return tensors
+
+    @classmethod
+    def from_state_dict(cls, tensors: dict[str, Tensor]) -> PermuteFormerCache:
+        """The cache that ``state_dict`` was taken of."""
+        cache = cls(len(tensors["seen"]))
+        kinds = {kind.__name__: kind for kind in (LinearState, KVState)}
+        for n, (layer, seen) in enumerate(zip(cache.layers, tensors["seen"].tolist(), strict=True)):
+            for name, kind in kinds.items():
+                prefix = f"{n}.{name}."
+                parts = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
+                if parts:
+                    layer.store(kind(**parts), tensors[f"{n}.next_position"], seen)
+        return cache

@@ -1,0 +1,148 @@
+"""Classifiers: a label for a sequence, or for each of its tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast, TokenClassifierOutput
+from transformers.utils import can_return_tuple
+
+from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel
+from permuteformer.models.config import PermuteFormerConfig
+
+
+class Pooler(nn.Module):
+    """A sequence as one vector, by the configuration's ``pooling``."""
+
+    def __init__(self, config: PermuteFormerConfig) -> None:
+        super().__init__()
+        self.pooling = config.pooling
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.pooling == "cls" else None
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """``b d`` of hidden states ``b l d``."""
+        if self.dense is not None:
+            return torch.tanh(self.dense(x[:, 0]))
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask.bool()
+        if self.pooling == "mean":
+            total = x.masked_fill(~mask.unsqueeze(-1), 0).sum(1)
+            return total / mask.sum(1, keepdim=True).clamp(min=1)
+        places = torch.arange(x.shape[1], device=x.device)
+        last = torch.where(mask, places, 0).amax(-1)
+        return x[torch.arange(len(x), device=x.device), last]
+
+
+class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
+    """A label for a sequence.
+
+    >>> config = PermuteFormerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
+    >>> PermuteFormerForSequenceClassification(config)(torch.tensor([[1, 10, 11]])).logits.shape
+    torch.Size([1, 3])
+    """
+
+    def __init__(self, config: PermuteFormerConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = PermuteFormerModel(config)
+        self.pooler = Pooler(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast:
+        """Logits of the labels; arguments as of ``PermuteFormerModel``.
+
+        Args:
+            labels: ``b`` int64 for one label, ``b`` or ``b n`` float for regression, ``b n`` float for several labels at once
+                (``problem_type`` in the configuration, or told from these): gives ``loss``.
+            kwargs: for the loss.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            output_hidden_states=output_hidden_states,
+        )
+        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, attention_mask)))
+        loss = None
+        if labels is not None:
+            check_labels(labels, self.num_labels)
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+class PermuteFormerForTokenClassification(PermuteFormerPreTrainedModel):
+    """A label for each token.
+
+    >>> config = PermuteFormerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
+    >>> PermuteFormerForTokenClassification(config)(torch.tensor([[1, 10, 11]])).logits.shape
+    torch.Size([1, 3, 3])
+    """
+
+    def __init__(self, config: PermuteFormerConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = PermuteFormerModel(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """Logits ``b l n``; arguments as of ``PermuteFormerModel``.
+
+        Args:
+            labels: ``b l`` int64, -100 where none counts: gives ``loss``.
+            kwargs: for the loss.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            segment_ids=segment_ids,
+            output_hidden_states=output_hidden_states,
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            check_labels(labels, self.num_labels)
+            loss = self.loss_function(logits, labels, self.config, **kwargs)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+def check_labels(labels: Tensor, num_labels: int) -> None:
+    """Raise where a label is none of the model's (-100 is ignored, as in all of transformers)."""
+    if labels.dtype not in (torch.int64, torch.int32) or labels.device.type != "cpu" or torch.compiler.is_compiling() or num_labels == 1:
+        return
+    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
+    if wrong.numel():
+        raise ValueError(
+            f"labels must be from 0 to {num_labels - 1} (num_labels={num_labels}), or -100 to be ignored; there is {int(wrong[0])}: set "
+            "num_labels in the configuration"
+        )

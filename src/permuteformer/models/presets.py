@@ -1,0 +1,86 @@
+"""Every row of the paper's tables, as data: a preset is one dict of configuration fields.
+
+Names are ROW or ROW-TASK; a row without a task is the text model's size. The language models (``…-lm``) are those of WikiText-103.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Fields = dict[str, Any]
+
+LRA_TEXT: Fields = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048, "hidden_dropout": 0.1}
+LRA_RETRIEVAL: Fields = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "hidden_dropout": 0.1,
+}
+LRA_IMAGE: Fields = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128, "hidden_dropout": 0.3}
+LRA_PATHFINDER: Fields = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "intermediate_size": 128,
+    "hidden_dropout": 0.1,
+}
+LM: Fields = {
+    "vocab_size": 267_744,
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "intermediate_size": 1024,
+    "hidden_act": "relu",
+    "hidden_dropout": 0.1,
+    "causal": True,
+    "scale_embeddings": True,
+    "initialization": "fairseq",
+    "pooling": "last",
+}
+
+TASKS: dict[str, tuple[Fields, int, int]] = {
+    "text": (LRA_TEXT, 4000, 1),
+    "retrieval": (LRA_RETRIEVAL, 4000, 1),
+    "image": (LRA_IMAGE, 1026, 2),
+    "pathfinder": (LRA_PATHFINDER, 1026, 2),
+}
+"""Sizes of each task of Long-Range Arena, its longest input with CLS and SEP, and the axes of its positions."""
+
+
+def _linear(**arguments: Any) -> Fields:
+    return {"name": "linear", "feature_multiplier": 4, **arguments}
+
+
+def _rows(length: int, axes: int) -> dict[str, Fields]:
+    """The rows of Table 1 for one task. Without 2D, positions of an image are counted along the sequence."""
+    learned, sinusoidal = [{"name": "learned", "max_length": length}], [{"name": "sinusoidal"}]
+    return {
+        "transformer": {"attention": {"name": "softmax"}, "position": learned},
+        "transformer-sinusoidal": {"attention": {"name": "softmax"}, "position": sinusoidal},
+        "reformer": {"attention": {"name": "reformer"}, "position": learned},
+        "linformer": {"attention": {"name": "linformer", "max_length": length}, "position": learned},
+        "nystromformer": {"attention": {"name": "nystromformer"}, "position": learned},
+        "performer": {"attention": _linear(), "position": learned},
+        "roformer": {"attention": _linear(), "position": [{"name": "rope"}]},
+        "performer-t5": {"attention": _linear(), "position": [{"name": "t5_bias"}]},
+        "permuteformer": {"attention": _linear(), "position": [{"name": "permute"}], "axes": axes},
+        "permuteformer-1d": {"attention": _linear(), "position": [{"name": "permute"}]},
+        "permuteformer-orthogonal": {"attention": _linear(normalizer="transformed"), "position": [{"name": "orthogonal"}], "axes": axes},
+    }
+
+
+LM_ROWS: dict[str, Fields] = {
+    "transformer-lm": {"attention": {"name": "softmax"}, "position": [{"name": "sinusoidal"}]},
+    "performer-lm": {"attention": {"name": "linear"}, "position": [{"name": "sinusoidal"}]},
+    "permuteformer-lm": {"attention": {"name": "linear"}, "position": [{"name": "permute"}, {"name": "decay"}]},
+    "permuteformer-lm-no-decay": {"attention": {"name": "linear"}, "position": [{"name": "permute"}]},
+    "permuteformer-lm-no-permutation": {"attention": {"name": "linear"}, "position": [{"name": "decay"}]},
+}
+
+PRESETS: dict[str, Fields] = {
+    **{
+        f"{row}-{task}": {**sizes, **fields} for task, (sizes, length, axes) in TASKS.items() for row, fields in _rows(length, axes).items()
+    },
+    **{name: {**LM, **fields} for name, fields in LM_ROWS.items()},
+}

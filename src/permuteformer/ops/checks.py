@@ -1,0 +1,80 @@
+"""Checks of arguments: each message names the argument, what it is, what it may be, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_whole(least: int = 1, **arguments: Any) -> None:
+    """Raise unless every argument is a whole number of at least ``least``.
+
+    >>> check_whole(num_heads=2.0)
+    Traceback (most recent call last):
+    ValueError: num_heads must be a whole number, at least 1; it is 2.0
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} must be a whole number, at least {least}; it is {value!r}")
+
+
+def check_flag(**arguments: Any) -> None:
+    """Raise unless every argument is True or False."""
+    for name, value in arguments.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False; it is {value!r}")
+
+
+def check_positions(positions: Tensor, batch: int, length: int, axes: int | None = None) -> None:
+    """Raise unless ``positions`` is int64 ``b l a`` for this batch, or ``1 l a``; any number of axes if it is not given."""
+    if positions.dtype != torch.int64:
+        raise TypeError(f"positions must be int64, not {positions.dtype}; convert them with .long()")
+    wrong = positions.dim() != 3 or positions.shape[0] not in (1, batch) or positions.shape[1] != length
+    if wrong or positions.shape[2] != (axes or positions.shape[2]):
+        raise ValueError(
+            f"positions must have shape (batch, length, axes) = ({batch}, {length}, {axes or 'axes'}), or batch 1 for all rows alike; "
+            f"they have {tuple(positions.shape)}"
+        )
+
+
+def check_key_mask(key_mask: Tensor, batch: int, length: int) -> None:
+    """Raise unless ``key_mask`` is bool ``b l``."""
+    if key_mask.dtype != torch.bool or key_mask.shape != (batch, length):
+        raise ValueError(
+            f"key_mask must be bool of shape (batch, length) = ({batch}, {length}), true for real tokens; it is {key_mask.dtype} of "
+            f"shape {tuple(key_mask.shape)}"
+        )
+
+
+def check_segments(segments: Tensor, batch: int, length: int) -> None:
+    """Raise unless ``segments`` is int64 ``b l``, not decreasing along a row."""
+    if segments.dtype != torch.int64 or segments.shape != (batch, length):
+        raise ValueError(
+            f"segments must be int64 of shape (batch, length) = ({batch}, {length}); they are {segments.dtype} of shape "
+            f"{tuple(segments.shape)}"
+        )
+    if can_look_at(segments) and (segments.diff(dim=1) < 0).any():
+        raise ValueError("segments must not decrease along a row: number the packed sequences of a row 0, 1, 2, … in their order")
+
+
+def check_devices(device: torch.device, of: str, tensors: Mapping[str, Tensor | None]) -> None:
+    """Raise unless all ``tensors`` are on ``device``, which is that ``of`` another."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}, {of} on {device}: move it there with .to({of}.device)")
+
+
+def can_look_at(tensor: Tensor) -> bool:
+    """Whether a decision may depend on values here: not in a compiled graph, not without values, and not at the price of a wait."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Sums that autocast must not round."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()

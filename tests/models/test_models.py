@@ -1,0 +1,360 @@
+import copy
+import math
+import subprocess
+import sys
+
+import checks
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from permuteformer import (
+    PermuteFormerConfig,
+    PermuteFormerForCausalLM,
+    PermuteFormerForMaskedLM,
+    PermuteFormerForMatching,
+    PermuteFormerForSequenceClassification,
+    PermuteFormerForTokenClassification,
+    PermuteFormerModel,
+)
+from permuteformer.models import PRESETS, PermuteFormerCache
+from permuteformer.models.images import image_tokens
+from permuteformer.positions.permute import Permute
+
+pytestmark = pytest.mark.filterwarnings("ignore:positions on axis")  # heads this small repeat early
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "hidden_dropout": 0.0,
+}
+SOFTMAX, LINFORMER = {"attention": {"name": "softmax"}}, {"attention": {"name": "linformer", "max_length": 9}}
+LANGUAGE_MODELS = [name for name in PRESETS if name.endswith(("-lm", "-no-decay", "-no-permutation"))]
+ENCODERS = [name for name in PRESETS if name not in LANGUAGE_MODELS]
+
+
+def small(name, **overrides):
+    return PermuteFormerConfig.preset(name, **{**SMALL, **overrides})
+
+
+def model_of(name, **overrides):
+    config = small(name, **overrides)
+    kind = PermuteFormerForCausalLM if config.causal else PermuteFormerForSequenceClassification
+    torch.manual_seed(0)
+    return kind(config).eval()
+
+
+def call(model, ids, **arguments):
+    if model.config.axes == 2:
+        rows = torch.arange(ids.shape[1])
+        arguments.setdefault("position_ids", torch.stack([rows % 4, rows // 4], dim=-1).expand(len(ids), -1, -1))
+    return model(ids, **arguments).logits
+
+
+def ids_of(batch=2, length=21):
+    return torch.randint(3, 100, (batch, length))
+
+
+def test_there_is_a_preset_for_every_row_of_the_paper():
+    rows = {name.rsplit("-", 1)[0] for name in ENCODERS}
+    assert len(rows) == 11
+    assert len(ENCODERS) == 44
+    assert len(LANGUAGE_MODELS) == 5
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_saved_and_loaded_it_is_the_same(name, tmp_path):
+    """In float32 and bfloat16, with permutations of another seed than the default: bit for bit."""
+    model = model_of(name)
+    for module in model.modules():
+        if isinstance(module, Permute):
+            module.load_state_dict({"permutation": module.permutation.flip(0)})
+    ids = ids_of()
+    model.save_pretrained(tmp_path)
+    auto = AutoModelForCausalLM if model.config.causal else AutoModelForSequenceClassification
+    loaded = auto.from_pretrained(tmp_path)
+    assert type(loaded) is type(model)
+    assert torch.equal(call(loaded, ids), call(model, ids))
+    half = auto.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(call(half, ids), call(copy.deepcopy(model).bfloat16(), ids))
+
+
+def test_loaded_in_a_fresh_process_it_is_the_same(tmp_path):
+    model = model_of("permuteformer-lm", position=[{"name": "permute", "seed": 5}, {"name": "decay", "r": 0.7}])
+    ids = ids_of()
+    model.save_pretrained(tmp_path)
+    save_file({"ids": ids, "logits": model(ids).logits.detach()}, tmp_path / "expected.safetensors")
+    program = f"""
+import torch
+from safetensors.torch import load_file
+from permuteformer import PermuteFormerForCausalLM
+expected = load_file({str(tmp_path / "expected.safetensors")!r})
+torch.set_num_threads(1)
+model = PermuteFormerForCausalLM.from_pretrained({str(tmp_path)!r})
+assert torch.equal(model(expected["ids"]).logits, expected["logits"])
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+class TestGeneration:
+    def prompts(self):
+        ids = ids_of(3, 9)
+        mask = torch.ones_like(ids)
+        mask[0, :4], mask[1, :1] = 0, 0
+        return ids, mask
+
+    @pytest.mark.parametrize(
+        "how", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}, {"do_sample": True}], ids=["greedy", "beam", "sample"]
+    )
+    def test_with_state_is_without(self, name, how):
+        model = model_of(name)
+        ids, mask = self.prompts()
+        found = []
+        for use_cache in (True, False):
+            torch.manual_seed(1)
+            found.append(model.generate(ids, attention_mask=mask, max_new_tokens=12, use_cache=use_cache, eos_token_id=None, **how))
+        assert torch.equal(*found)
+
+    def test_a_padded_prompt_is_the_prompt_alone(self, name):
+        model = model_of(name)
+        ids, mask = self.prompts()
+        together = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None)
+        for row in range(3):
+            real = ids[row : row + 1, mask[row].bool()]
+            alone = model.generate(real, max_new_tokens=12, do_sample=False, eos_token_id=None)
+            assert torch.equal(together[row, -12:], alone[0, -12:])
+
+    def test_piece_by_piece_and_through_a_file(self, name, tmp_path):
+        model = model_of(name).double()
+        ids = ids_of(2, 30)
+        expected = model(ids).logits
+        cache, parts = None, []
+        for start in range(0, 30, 7):
+            out = model(ids[:, start : start + 7], past_key_values=cache, use_cache=True)
+            parts.append(out.logits)
+            save_file(out.past_key_values.state_dict(), tmp_path / "state.safetensors")
+            cache = PermuteFormerCache.from_state_dict(load_file(tmp_path / "state.safetensors"))
+        checks.assert_close(torch.cat(parts, dim=1), expected)
+        assert cache.get_seq_length() == 30
+
+    def test_chunked_prefill_is_prefill(self, name):
+        model = model_of(name)
+        ids, _ = self.prompts()
+        arguments = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+        assert torch.equal(model.generate(ids, prefill_chunk_size=4, **arguments), model.generate(ids, **arguments))
+
+
+def test_the_state_does_not_grow():
+    model = model_of("permuteformer-lm")
+    with torch.no_grad():
+        few = model(ids_of(1, 10)).past_key_values
+        many = model(ids_of(1, 100_000), logits_to_keep=1).past_key_values
+    assert many.nbytes == few.nbytes
+    assert many.get_seq_length() == 100_000
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, *LANGUAGE_MODELS])
+def test_a_row_does_not_depend_on_its_batch(name):
+    model = model_of(name).double()
+    ids = ids_of(3, 21)
+    mask = torch.ones_like(ids)
+    mask[0, 9:], mask[1, 17:] = 0, 0
+    together = call(model, ids, attention_mask=mask)
+    for row, real in enumerate(mask.sum(1).tolist()):
+        alone = call(model, ids[row : row + 1, :real])
+        actual = together[row : row + 1] if together.dim() == 2 else together[row : row + 1, :real]
+        checks.assert_close(actual, alone)
+
+
+def test_packed_is_separate():
+    model = model_of("permuteformer-lm").double()
+    ids = ids_of(1, 20)
+    segments = torch.tensor([[0] * 8 + [1] * 12])
+    packed = model(ids, segment_ids=segments).logits
+    checks.assert_close(packed[:, :8], model(ids[:, :8]).logits)
+    checks.assert_close(packed[:, 8:], model(ids[:, 8:]).logits)
+
+
+@pytest.mark.parametrize("name", ["permuteformer-text", "permuteformer-lm", "transformer-text", "roformer-text"])
+def test_gradient_checkpointing_gives_the_same_gradients(name):
+    found = []
+    for checkpointing in (False, True):
+        model = model_of(name).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        ids = ids_of()
+        torch.manual_seed(2)
+        labels = ids if model.config.causal else torch.tensor([0, 1])
+        loss = model(torch.arange(3, 24).repeat(2, 1), labels=torch.arange(3, 24).repeat(2, 1) if model.config.causal else labels).loss
+        loss.backward()
+        found.append({n: p.grad for n, p in model.named_parameters()})
+    for n, gradient in found[0].items():
+        torch.testing.assert_close(found[1][n], gradient)
+
+
+@pytest.mark.parametrize("name", ["permuteformer-text", "permuteformer-lm"])
+def test_compiled_and_exported(name):
+    model = model_of(name)
+    ids = ids_of()
+    expected = model(ids, use_cache=False).logits if model.config.causal else model(ids).logits
+    arguments = {"use_cache": False} if model.config.causal else {}
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(ids, **arguments)
+    torch.testing.assert_close(compiled.logits, expected)
+    compiled.logits.square().sum().backward()
+    exported = torch.export.export(model, (ids,), arguments).module()
+    torch.testing.assert_close(exported(ids, **arguments).logits, expected)
+
+
+def test_losses_are_those_of_torch():
+    ids = ids_of()
+    model = model_of("permuteformer-lm")
+    out = model(ids, labels=ids)
+    expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(out.loss, expected)
+    config = small("permuteformer-text", num_labels=3)
+    classifier = PermuteFormerForSequenceClassification(config)
+    labels = torch.tensor([2, 0])
+    out = classifier(ids, labels=labels)
+    torch.testing.assert_close(out.loss, torch.nn.functional.cross_entropy(out.logits, labels))
+    matcher = PermuteFormerForMatching(config)
+    out = matcher(ids, ids[:, :9], labels=labels)
+    torch.testing.assert_close(out.loss, torch.nn.functional.cross_entropy(out.logits, labels))
+    for kind, classes in ((PermuteFormerForMaskedLM, 100), (PermuteFormerForTokenClassification, 3)):
+        targets = torch.full_like(ids, -100)
+        targets[:, 3:6] = torch.randint(0, classes, (2, 3))
+        out = kind(config)(ids, labels=targets)
+        expected = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        torch.testing.assert_close(out.loss, expected)
+
+
+@pytest.mark.parametrize(("problem", "labels"), [("regression", torch.randn(2, 3)), ("multi_label_classification", torch.ones(2, 3))])
+def test_other_problems(problem, labels):
+    model = PermuteFormerForSequenceClassification(small("permuteformer-text", num_labels=3, problem_type=problem))
+    assert model(ids_of(), labels=labels).loss.isfinite()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_pooling(pooling):
+    model = PermuteFormerForSequenceClassification(small("permuteformer-text", pooling=pooling)).eval()
+    ids = ids_of()
+    mask = torch.ones_like(ids)
+    mask[:, 15:] = 0
+    hidden = model.model(ids, attention_mask=mask).last_hidden_state
+    expected = torch.tanh(model.pooler.dense(hidden[:, 0])) if pooling == "cls" else hidden[:, :15].mean(1)
+    torch.testing.assert_close(model(ids, attention_mask=mask).logits, model.classifier(expected))
+
+
+def test_standard_outputs_and_arguments():
+    model = PermuteFormerModel(small("permuteformer-text")).eval()
+    ids = ids_of()
+    out = model(ids, output_hidden_states=True)
+    assert len(out.hidden_states) == 3
+    assert torch.equal(out.hidden_states[-1], out.last_hidden_state)
+    as_tuple = model(ids, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    embedded = model(inputs_embeds=model.get_input_embeddings()(ids)).last_hidden_state
+    assert torch.equal(embedded, out.last_hidden_state)
+    model.resize_token_embeddings(120)
+    assert model(torch.full((1, 3), 119)).last_hidden_state.shape == (1, 3, 32)
+    lm = model_of("permuteformer-lm")
+    lm.resize_token_embeddings(120)
+    assert lm(ids).logits.shape[-1] == 120
+    assert lm.lm_head.weight is lm.model.embed_tokens.weight
+
+
+def test_dropout_is_for_training():
+    model = PermuteFormerForSequenceClassification(small("permuteformer-text", hidden_dropout=0.5))
+    ids = ids_of()
+    assert not torch.equal(model.train()(ids).logits, model(ids).logits)
+    assert torch.equal(model.eval()(ids).logits, model(ids).logits)
+
+
+def test_initialisation_follows_the_papers():
+    bert = PermuteFormerModel(PermuteFormerConfig.preset("permuteformer-text"))
+    block = bert.layers[0]
+    for weight in (block.attention.query.weight, block.expand.weight, bert.embed_tokens.weight[1:]):
+        assert abs(weight.std().item() / 0.02 - 1) < 0.05
+    assert not bert.embed_tokens.weight[0].any()
+    assert not block.expand.bias.any()
+    fairseq = PermuteFormerModel(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=1000))
+    block = fairseq.layers[0]
+    for layer, gain in ((block.attention.query, 2**-0.5), (block.attention.value, 2**-0.5), (block.attention.output, 1), (block.expand, 1)):
+        bound = gain * math.sqrt(6 / sum(layer.weight.shape))
+        assert 0.98 * bound < layer.weight.abs().max() <= bound
+        assert not layer.bias.any()
+    assert abs(fairseq.embed_tokens.weight[1:].std().item() / 512**-0.5 - 1) < 0.05
+
+
+def test_positions_may_be_drawn_for_each_layer():
+    def permutations(**overrides):
+        return [
+            block.attention.attention.encodings[0].permutation
+            for block in PermuteFormerModel(small("permuteformer-text", **overrides)).layers
+        ]
+
+    assert torch.equal(*permutations())
+    assert not torch.equal(*permutations(positions_per_layer=True))
+
+
+def test_images_are_sequences_with_a_grid():
+    model = PermuteFormerForSequenceClassification(small("permuteformer-image", vocab_size=259)).eval()
+    tokens, positions = image_tokens(torch.randint(0, 256, (2, 5, 7), dtype=torch.uint8))
+    assert tokens.shape == (2, 37)
+    assert positions[0, 8].tolist() == [0, 1]
+    logits = model(tokens, position_ids=positions).logits
+    torch.testing.assert_close(model(tokens, position_ids=positions + 5).logits, logits)
+    with pytest.raises(ValueError, match="whole numbers 0 … 255"):
+        image_tokens(torch.rand(2, 5, 7))
+    with pytest.raises(ValueError, match="from 0 to 255; they are from 0 to 300"):
+        image_tokens(torch.tensor([[[0, 300]]]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PermuteFormerConfig(hiden_size=5), "unknown field of PermuteFormerConfig 'hiden_size'.*did you mean 'hidden_size'"),
+        (lambda: PermuteFormerConfig.preset("permuteformer-txt"), "unknown preset.*did you mean"),
+        (lambda: PermuteFormerConfig(hidden_size=30, num_attention_heads=4), "multiple of num_heads"),
+        (
+            lambda: PermuteFormerConfig(**SOFTMAX, position=[{"name": "decay"}], causal=True),
+            "'softmax' cannot be combined .* 'decay'",
+        ),
+        (
+            lambda: PermuteFormerConfig(**LINFORMER, position=[], causal=True),
+            "'linformer' cannot be used with 'causal'",
+        ),
+        (lambda: PermuteFormerConfig(position=[{"name": "permute", "sed": 1}]), "did you mean 'seed'"),
+        (lambda: PermuteFormerConfig(attention={"kind": "linear"}), "attention must be a name and its arguments"),
+        (lambda: PermuteFormerConfig(pooling="last"), 'pooling="last" is for causal models'),
+        (lambda: PermuteFormerForCausalLM(small("permuteformer-text")), "needs causal=True"),
+        (lambda: PermuteFormerForMaskedLM(small("permuteformer-lm")), "sees both sides"),
+        (lambda: model_of("permuteformer-text")(torch.tensor([[100]])), "input_ids must be from 0 to 99 .* there is 100"),
+        (lambda: model_of("permuteformer-text")(ids_of(), labels=torch.tensor([0, 2])), "labels must be from 0 to 1"),
+        (lambda: model_of("permuteformer-image")(ids_of()), "position_ids must be given where axes=2"),
+        (lambda: model_of("transformer-image")(ids_of(1, 2000)), "position 1026 on axis 0 is outside the learned table"),
+        (lambda: model_of("linformer-image", position=[])(ids_of(1, 2000)), "built with max_length=1026"),
+        (lambda: model_of("permuteformer-text")(), "give input_ids or inputs_embeds"),
+        (lambda: model_of("permuteformer-text").model(ids_of(), use_cache=True), "it is not causal"),
+        (lambda: model_of("permuteformer-lm")(ids_of(), past_key_values=object()), "must be a PermuteFormerCache"),
+        (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 9)), "attention_mask must have shape"),
+    ],
+)
+def test_bad_input_is_refused(make, message):
+    with pytest.raises(Exception, match=message) as error:
+        make()
+    assert isinstance(error.value, (ValueError, TypeError)) or isinstance(error.value.__cause__, (ValueError, TypeError))
+
+
+def test_a_state_takes_nothing_back():
+    model = model_of("permuteformer-lm")
+    cache = model(ids_of()).past_key_values
+    with pytest.raises(NotImplementedError, match="none can be taken back"):
+        cache.crop(-1)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    assert isinstance(AutoConfig.for_model("permuteformer"), PermuteFormerConfig)

@@ -58,10 +58,10 @@ def test_files_that_the_readme_names_are_there():
     named = set(re.findall(r"[a-z0-9_]+\.py", house))
     there = {path.name for path in (ROOT / "src").rglob("*.py")} - {"__init__.py"}
     assert there <= named, f"not on the README's map: {there - named}"
-    assert named - there == {"recall.py", "core.py"}
+    assert named - there == {"recall.py", "core.py", "models.py"}
 
 
-@pytest.mark.parametrize("part", ["recall", "memory", "speed", "import", "orders"])
+@pytest.mark.parametrize("part", ["recall", "memory", "speed", "import", "orders", "long"])
 def test_numbers_are_those_of_the_results(part):
     assert with_numbers(part, README.read_text()) == README.read_text(), "run: python tests/test_readme.py"
 
@@ -69,8 +69,8 @@ def test_numbers_are_those_of_the_results(part):
 def with_numbers(part: str, text: str) -> str:
     """The README with what stands after the mark of ``part`` made from the results."""
     rows = NUMBERS[part]()
-    if part == "import":
-        return re.sub(r"<!-- import -->[\d.]*", f"<!-- import -->{rows[0]}", text)
+    if part in ("import", "long"):  # in a sentence
+        return re.sub(rf"<!-- {part} -->.*?(?= times| \(`python)", f"<!-- {part} -->{rows[0]}", text)
     table = "".join(f"| {row} |\n" for row in rows)
     return re.sub(rf"(<!-- {part} -->\n.*\n\|[-|]+\n)(?:\|.*\n)*", lambda found: found[1] + table, text)
 
@@ -107,6 +107,12 @@ def imports() -> list[str]:
     return [f"{row['ratio_to_torch']:.2f}" for row in lines("imports") if row["import"] == "PermuteFormerAttention"]
 
 
+def long() -> list[str]:
+    rows = [json.loads(line) for line in (ROOT / "results" / "models" / "long.jsonl").read_text().splitlines()]
+    peak = {row["kind"]: f"{row['peak_bytes'] / 2**30:.1f} GiB" for row in rows}
+    return [f"{peak['forward + backward']}, and encoding in blocks at {peak['encode in blocks']}"]
+
+
 def orders() -> list[str]:
     fields = ["mean", "median", "smallest", *(f"lcm_{heads}_heads_median" for heads in (8, 12, 16)), "lcm_16_heads_largest", "bound"]
     return [
@@ -115,7 +121,7 @@ def orders() -> list[str]:
     ]
 
 
-NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders}
+NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
 
 if __name__ == "__main__":
     for part in NUMBERS:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from permuteformer.attention import ATTENTIONS, Attention, KVState, MultiHeadAttention, PermuteFormerAttention, build
     from permuteformer.models import (
+        ByteTokenizer,
         PermuteFormerConfig,
         PermuteFormerForCausalLM,
         PermuteFormerForMaskedLM,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "permuteformer.attention": ("ATTENTIONS", "Attention", "KVState", "MultiHeadAttention", "PermuteFormerAttention", "build"),
     "permuteformer.models": (
+        "ByteTokenizer",
         "PermuteFormerConfig",
         "PermuteFormerForCausalLM",
         "PermuteFormerForMaskedLM",
@@ -49,6 +51,7 @@ __all__ = [
     "FEATURE_MAPS",
     "POSITIONS",
     "Attention",
+    "ByteTokenizer",
     "Compose",
     "Decay",
     "KVState",

@@ -7,7 +7,8 @@ import checks
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BertConfig
+from typer.testing import CliRunner
 
 from permuteformer import (
     PermuteFormerConfig,
@@ -18,8 +19,12 @@ from permuteformer import (
     PermuteFormerForTokenClassification,
     PermuteFormerModel,
 )
+from permuteformer.cli import app
 from permuteformer.models import PRESETS, PermuteFormerCache
 from permuteformer.models.images import image_tokens
+from permuteformer.models.streaming import encode_in_blocks
+from permuteformer.models.summary import summarize
+from permuteformer.ops.linear import LinearState
 from permuteformer.positions.permute import Permute
 
 pytestmark = pytest.mark.filterwarnings("ignore:positions on axis")  # heads this small repeat early
@@ -358,3 +363,120 @@ def test_a_state_takes_nothing_back():
     cache.reset()
     assert cache.get_seq_length() == 0
     assert isinstance(AutoConfig.for_model("permuteformer"), PermuteFormerConfig)
+
+
+@pytest.mark.parametrize(
+    "name", ["permuteformer-text", "permuteformer-image", "performer-text", "roformer-text", "permuteformer-orthogonal-text"]
+)
+def test_encoding_in_blocks_is_encoding(name):
+    model = PermuteFormerModel(small(name)).eval().double()
+    ids = ids_of(2, 50)
+    mask = torch.ones_like(ids)
+    mask[0, 33:] = 0
+    rows = torch.arange(50)
+    positions = torch.stack([rows % 8, rows // 8], dim=-1).expand(2, -1, -1) if model.config.axes == 2 else None
+    expected = model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
+    for size in (1, 7, 50, 64):
+        actual = encode_in_blocks(model, ids, attention_mask=mask, position_ids=positions, block_size=size)
+        checks.assert_close(actual[mask.bool()], expected[mask.bool()])
+
+
+def test_encoding_in_blocks_is_for_linear_encoders():
+    for name in ("permuteformer-lm", "transformer-text", "performer-t5-text"):
+        with pytest.raises(ValueError, match="for bidirectional linear attention"):
+            encode_in_blocks(PermuteFormerModel(small(name)).eval(), ids_of())
+    with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
+        encode_in_blocks(PermuteFormerModel(small("permuteformer-text")).train(), ids_of())
+
+
+def test_autocast():
+    for name in ("permuteformer-text", "permuteformer-lm"):
+        model = model_of(name)
+        ids = ids_of()
+        expected = call(model, ids)
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype=dtype):
+                logits = call(model, ids)
+            torch.testing.assert_close(logits.float(), expected, atol=0.05, rtol=0.05)
+
+
+def test_the_decode_step_is_exported():
+    model = model_of("permuteformer-lm")
+    with torch.no_grad():
+        cache = model(ids_of(2, 9)).past_key_values
+
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = model.model.layers[0].attention
+
+        def forward(self, x, kv, z, next_position):
+            y, state = self.layer(x, state=LinearState(kv, z, next_position))
+            return y, state.kv, state.z, state.next_position
+
+    state = cache.layers[0].state
+    x = torch.randn(2, 1, 32)
+    exported = torch.export.export(Step(), (x, *state[:3])).module()
+    expected, after = model.model.layers[0].attention(x, state=state)
+    out = exported(x, *state[:3])
+    torch.testing.assert_close(out[0], expected)
+    torch.testing.assert_close(out[1], after.kv)
+
+
+def test_presets_are_summed_up():
+    summary = summarize(PermuteFormerConfig.preset("permuteformer-text"), 4000)
+    model = PermuteFormerForSequenceClassification(PermuteFormerConfig.preset("permuteformer-text"))
+    assert summary.parameters == sum(p.numel() for p in model.parameters())
+    # Projections and feed-forward: 2 a weight; attention: 2 m v to write and 2 m v to read, a head.
+    weights = sum(m.weight.numel() for m in model.model.modules() if isinstance(m, torch.nn.Linear))
+    expected = 2 * weights + 6 * 8 * 4 * 256 * 64
+    assert abs(summary.flops_per_token / expected - 1) < 0.02
+    lm = summarize(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=1000), 512)
+    assert lm.state_bytes == summarize(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=1000), 64).state_bytes
+    assert (
+        lm.reach
+        == PermuteFormerModel(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=9))
+        .layers[0]
+        .attention.attention.encodings[0]
+        .period
+    )
+
+
+def test_the_command_line_lists_presets():
+    result = CliRunner().invoke(app, ["models", "retrieval"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert "permuteformer-retrieval" in result.output
+    assert "FLOP" in result.output
+    result = CliRunner().invoke(app, ["models", "nothing-like-it"])
+    assert result.exit_code == 1
+    assert "no preset's name contains 'nothing-like-it'" in result.output
+
+
+def test_a_checkpoint_of_another_family_is_refused(tmp_path):
+    BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="a checkpoint of a 'bert' model, not of 'permuteformer'"):
+        PermuteFormerForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_changed_field_in_a_saved_configuration_is_noticed(tmp_path):
+    model_of("permuteformer-lm").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"hidden_act"', '"hiden_act"'))
+    with pytest.raises(TypeError, match="unknown field of PermuteFormerConfig 'hiden_act'"):
+        PermuteFormerForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [PermuteFormerModel, PermuteFormerForMaskedLM, PermuteFormerForTokenClassification, PermuteFormerForMatching],
+)
+def test_every_class_is_saved_and_loaded_with_all_its_weights(kind, tmp_path):
+    """Every number drawn anew, so that two that changed places would show."""
+    model = kind(small("permuteformer-text")).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    model.save_pretrained(tmp_path)
+    loaded = kind.from_pretrained(tmp_path)
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name

@@ -142,7 +142,7 @@ def moved(layer, x):
 
 
 def reference(layer, x, normalizer):
-    q, k, v = (layer._heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
+    q, k, v = (layer.heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
     plain = FEATURE_MAPS["relu_eps"](q), FEATURE_MAPS["relu_eps"](k)
     visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
     visible = visible.tril() if layer.attention.causal else visible
@@ -188,7 +188,7 @@ def test_split_and_resume(attention):
 def test_softmax_attention_is_sdpa_on_powers(causal):
     layer = layer_of("softmax", causal)
     x = torch.randn(2, 17, 24, dtype=torch.float64)
-    q, k, v = (layer._heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
+    q, k, v = (layer.heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
     out = F.scaled_dot_product_attention(moved(layer, q), moved(layer, k), v, is_causal=causal)
     checks.assert_close(layer(x)[0], layer.output(out.transpose(1, 2).flatten(2)))
 

@@ -145,7 +145,7 @@ def layer_of(attention, causal, axes=1, **arguments):
 
 def reference(layer, x, positions):
     """The layer with rotation by Llama, the quadratic sum, and the normaliser of unrotated features."""
-    q, k, v = (layer._heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
+    q, k, v = (layer.heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
     plain = FEATURE_MAPS["relu_eps"](q), FEATURE_MAPS["relu_eps"](k)
     visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
     visible = visible.tril() if layer.attention.causal else visible
@@ -181,7 +181,7 @@ def test_softmax_attention_is_sdpa_on_llamas_rotation(causal):
     layer = layer_of("softmax", causal)
     x = torch.randn(2, 17, 24, dtype=torch.float64)
     positions = torch.arange(17).view(1, -1, 1)
-    q, k, v = (layer._heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
+    q, k, v = (layer.heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
     out = F.scaled_dot_product_attention(llama_rotated(q, positions), llama_rotated(k, positions), v, is_causal=causal)
     expected = layer.output(out.transpose(1, 2).flatten(2))
     checks.assert_close(layer(x)[0], expected)

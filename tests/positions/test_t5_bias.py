@@ -105,7 +105,7 @@ def test_softmax_attention_is_sdpa_with_the_bias(causal):
     encoding = layer.attention.position.encodings[0]
     assert encoding.causal == causal
     x = torch.randn(2, 33, 24, dtype=torch.float64)
-    q, k, v = (layer._heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
+    q, k, v = (layer.heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
     bias = huggingface(encoding, causal, 32, 20).compute_bias(33, 33)
     if causal:
         bias = bias.masked_fill(~torch.ones(33, 33, dtype=torch.bool).tril(), -torch.inf)
@@ -117,7 +117,7 @@ def test_softmax_attention_is_sdpa_with_the_bias(causal):
 def test_linear_attention_weighs_by_its_exponential(causal):
     layer = layer_of("linear", causal)
     x = torch.randn(2, 33, 24, dtype=torch.float64)
-    q, k, v = (layer._heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
+    q, k, v = (layer.heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
     phi = FEATURE_MAPS["relu_eps"]
     weights = (phi(q) @ phi(k).mT) * huggingface(layer.attention.position.encodings[0], causal, 32, 20).compute_bias(33, 33).exp()
     weights = weights.tril() if causal else weights

@@ -67,13 +67,18 @@ class MultiHeadAttention(nn.Module):
             ``b l hidden_size``, and the state after the last token (``None`` where the layer is not causal).
         """
         self._check(x, positions, key_mask, segments, state)
-        q, v = self._heads(self.query(x)), self._heads(self.value(x))
-        k = q if self.key is None else self._heads(self.key(x))
+        q, v = self.heads(self.query(x)), self.heads(self.value(x))
+        k = q if self.key is None else self.heads(self.key(x))
         out, state = self.attention.mix(q, k, v, positions=positions, key_mask=key_mask, segments=segments, state=state)
-        y: Tensor = self.output(out.transpose(1, 2).flatten(2))
-        return y, state if self.attention.causal else None
+        return self.merge(out), state if self.attention.causal else None
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def merge(self, out: Tensor) -> Tensor:
+        """Heads ``b h l v`` put side by side and projected: ``b l hidden_size``."""
+        y: Tensor = self.output(out.transpose(1, 2).flatten(2))
+        return y
+
+    def heads(self, x: Tensor) -> Tensor:
+        """A projection ``b l h*d`` as heads, ``b h l d``."""
         heads: Tensor = x.unflatten(-1, (self.attention.num_heads, -1))  # b l h d
         return heads.transpose(1, 2)
 

@@ -98,14 +98,11 @@ class LinearAttention(Attention):
     ) -> tuple[Tensor, Any]:
         if "bias" in self.position.hooks:
             return self._mix_with_bias(q, k, v, positions, key_mask, segments, state)
-        transforms = "transform" in self.position.hooks
         return linear_attention(
             q,
             k,
             v,
-            feature_map=self.feature_map,
-            parameters=self._random_features,
-            transform=self.position if transforms else None,
+            **self.features,
             positions=positions,
             causal=self.causal,
             log_decay=self.position.log_decay(),
@@ -113,10 +110,20 @@ class LinearAttention(Attention):
             key_mask=key_mask,
             segments=segments,
             normalize=self.normalize,
-            plain_normalizer=self.plain_normalizer,
             state=state,
             chunk_size=self.chunk_size,
         )
+
+    @property
+    def features(self) -> dict[str, Any]:
+        """What makes features of queries and keys, as arguments of the ops."""
+        transform = self.position if "transform" in self.position.hooks else None
+        return {
+            "feature_map": self.feature_map,
+            "parameters": self._random_features,
+            "transform": transform,
+            "plain_normalizer": self.plain_normalizer,
+        }
 
     @property
     def _random_features(self) -> list[Tensor]:

@@ -17,6 +17,7 @@ from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.models.masked_lm import PermuteFormerForMaskedLM
 from permuteformer.models.matcher import PermuteFormerForMatching
 from permuteformer.models.presets import PRESETS
+from permuteformer.models.tokenizer import ByteTokenizer, encode_lines, word_tokenizer
 
 AutoConfig.register(PermuteFormerConfig.model_type, PermuteFormerConfig, exist_ok=True)
 for auto, model in (
@@ -30,6 +31,7 @@ for auto, model in (
 
 __all__ = [
     "PRESETS",
+    "ByteTokenizer",
     "PermuteFormerCache",
     "PermuteFormerConfig",
     "PermuteFormerForCausalLM",
@@ -38,4 +40,6 @@ __all__ = [
     "PermuteFormerForSequenceClassification",
     "PermuteFormerForTokenClassification",
     "PermuteFormerModel",
+    "encode_lines",
+    "word_tokenizer",
 ]

@@ -16,6 +16,7 @@ from transformers.utils import can_return_tuple
 from permuteformer.attention import ATTENTIONS, Attention
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.ops.checks import can_look_at
 from permuteformer.positions import Compose, PositionEncoding
 
 
@@ -40,8 +41,12 @@ class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
     ) -> tuple[Tensor, Any]:
         """``b l d`` and the layer's state, to the same."""
         mixed, state = self.attention(self.attention_norm(x), positions=positions, key_mask=key_mask, segments=segments, state=state)
-        x = x + self.dropout(mixed)
-        return x + self.dropout(self.contract(self.activation(self.expand(self.feed_forward_norm(x))))), state
+        return self.feed_forward(x + self.dropout(mixed)), state
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """x + feed-forward(norm(x))."""
+        out: Tensor = x + self.dropout(self.contract(self.activation(self.expand(self.feed_forward_norm(x)))))
+        return out
 
 
 class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
@@ -51,7 +56,7 @@ class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     config_class = PermuteFormerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("PermuteFormerBlock",)
+    _no_split_modules = ["PermuteFormerBlock"]  # noqa: RUF012
     _is_stateful = True
 
     @torch.no_grad()
@@ -83,7 +88,9 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
 
     def __init__(self, config: PermuteFormerConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        # A row for padding is zero and is not trained, unless it ends texts as well.
+        padding = None if config.pad_token_id == config.eos_token_id else config.pad_token_id
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=padding)
         self.position = Compose(config.build_embedding_positions())
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(PermuteFormerBlock(config, layer) for layer in range(config.num_hidden_layers))
@@ -123,17 +130,13 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds: one of them, not both")
-        x = inputs_embeds if input_ids is None else self._embed(input_ids)
-        assert x is not None
-        batch, length, _ = x.shape
-        key_mask = self._key_mask(attention_mask, batch, length)
+        given_to = input_ids if inputs_embeds is None else inputs_embeds
+        assert given_to is not None
+        batch, length = given_to.shape[:2]
+        key_mask = self.key_mask(attention_mask, batch, length)
         cache = self._cache(past_key_values, use_cache)
-        positions = self._positions(position_ids, key_mask, cache, x)
-        if self.config.scale_embeddings:
-            x = x * self.config.hidden_size**0.5
-        if self.position.hooks:
-            x = self.position.embed(x, positions)
-        x = self.dropout(x)
+        positions = self.positions(position_ids, key_mask, cache, batch, length, given_to.device)
+        x = self.embed(input_ids, inputs_embeds, positions)
         # Relative encodings do not ask where counting starts; without positions a layer counts by itself, which is faster.
         given = positions if position_ids is not None else None
         hidden_states: list[Tensor] = []
@@ -151,22 +154,37 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, hidden_states=tuple(hidden_states) if keeps else None)
 
     @property
+    def blocks(self) -> list[PermuteFormerBlock]:
+        """The layers, typed."""
+        return list(self.layers)  # type: ignore[arg-type]
+
+    @property
     def has_state(self) -> bool:
         """Whether the model can go on from a state."""
         return bool(self.config.causal and "state" in ATTENTIONS[self.config.attention["name"]].modes)
 
-    def _embed(self, input_ids: Tensor) -> Tensor:
-        if input_ids.device.type == "cpu" and input_ids.numel() and not torch.compiler.is_compiling():
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor) -> Tensor:
+        """What goes into the first block: ``b l d`` of tokens ``b l``, or of their embeddings."""
+        if inputs_embeds is None:
+            assert input_ids is not None
+            self._check_ids(input_ids)
+            inputs_embeds = self.embed_tokens(input_ids)
+        x = inputs_embeds * self.config.hidden_size**0.5 if self.config.scale_embeddings else inputs_embeds
+        x = self.position.embed(x, positions) if self.position.hooks else x
+        embedded: Tensor = self.dropout(x)
+        return embedded
+
+    def _check_ids(self, input_ids: Tensor) -> None:
+        if can_look_at(input_ids) and input_ids.numel():
             low, high = int(input_ids.min()), int(input_ids.max())
             if low < 0 or high >= self.config.vocab_size:
                 raise ValueError(
                     f"input_ids must be from 0 to {self.config.vocab_size - 1} (vocab_size={self.config.vocab_size}); there is "
                     f"{low if low < 0 else high}: does the tokenizer belong to this model?"
                 )
-        embeddings: Tensor = self.embed_tokens(input_ids)
-        return embeddings
 
-    def _key_mask(self, attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+    def key_mask(self, attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+        """``b l`` bool of these tokens, from a mask that may tell of tokens before them too."""
         if attention_mask is None:
             return None
         if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
@@ -191,9 +209,16 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         wanted = self.config.use_cache and not self.training if use_cache is None else use_cache
         return PermuteFormerCache(len(self.layers)) if wanted and has_state else None
 
-    def _positions(self, position_ids: Tensor | None, key_mask: Tensor | None, cache: PermuteFormerCache | None, x: Tensor) -> Tensor:
+    def positions(
+        self,
+        position_ids: Tensor | None,
+        key_mask: Tensor | None,
+        cache: PermuteFormerCache | None,
+        batch: int,
+        length: int,
+        device: torch.device,
+    ) -> Tensor:
         """``b l a``: as given, or real tokens counted from the state's next position."""
-        batch, length, _ = x.shape
         if position_ids is not None:
             return position_ids.unsqueeze(-1) if position_ids.dim() == 2 else position_ids
         if self.config.axes > 1:
@@ -204,7 +229,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         before = None if cache is None else cache.layers[0].next_position
         start = 0 if before is None else before.unsqueeze(-1)
         if key_mask is None:
-            counted = torch.arange(length, device=x.device).expand(batch, -1)
+            counted = torch.arange(length, device=device).expand(batch, -1)
         else:  # padding does not count: the first real token is at 0, wherever it stands
             counted = (key_mask.long().cumsum(-1) - 1).clamp(min=0)
         return (start + counted).unsqueeze(-1)

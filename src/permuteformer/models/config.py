@@ -62,7 +62,7 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
     """
 
     model_type = "permuteformer"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
     vocab_size: int = 259
     hidden_size: int = 512
@@ -93,6 +93,17 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         if name not in PRESETS:
             raise ValueError(unknown("preset", name, PRESETS))
         return cls(**{**PRESETS[name], **overrides})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As of transformers, but a configuration of another family is refused, where its fields would be taken for this one's."""
+        family = config_dict.get("model_type", cls.model_type)
+        if family != cls.model_type:
+            raise ValueError(
+                f"this is a checkpoint of a {family!r} model, not of {cls.model_type!r}: load it with its own class; from BERT and GPT-2, "
+                "permuteformer.models.convert takes over the weights that fit"
+            )
+        return super().from_dict(config_dict, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
         known = {entry.name for entry in fields(self)}

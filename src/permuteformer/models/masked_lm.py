@@ -32,7 +32,7 @@ class PermuteFormerForMaskedLM(PermuteFormerPreTrainedModel):
         self.model = PermuteFormerModel(config)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
@@ -69,7 +69,7 @@ class PermuteFormerForMaskedLM(PermuteFormerPreTrainedModel):
             segment_ids=segment_ids,
             output_hidden_states=output_hidden_states,
         )
-        logits = self.lm_head(self.norm(self.activation(self.dense(outputs.last_hidden_state))))
+        logits = self.lm_head(self.dense_norm(self.activation(self.dense(outputs.last_hidden_state))))
         loss = None
         if labels is not None:
             check_labels(labels, self.config.vocab_size)

@@ -33,11 +33,15 @@ LM: Fields = {
     "intermediate_size": 1024,
     "hidden_act": "relu",
     "hidden_dropout": 0.1,
+    "bos_token_id": 2,
     "causal": True,
     "scale_embeddings": True,
     "initialization": "fairseq",
     "pooling": "last",
 }
+
+LM_LENGTH = 512
+"""Tokens that the paper's language models are trained on at a time."""
 
 TASKS: dict[str, tuple[Fields, int, int]] = {
     "text": (LRA_TEXT, 4000, 1),

@@ -156,6 +156,97 @@ def linear_attention(
     return out, LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), next_position, segment)
 
 
+def absorb_keys(
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature_map: Callable[..., Tensor],
+    parameters: Sequence[Tensor] = (),
+    transform: Transform | None = None,
+    positions: Tensor,
+    key_mask: Tensor | None = None,
+    plain_normalizer: bool = False,
+    state: LinearState | None = None,
+) -> LinearState:
+    """The first half of bidirectional attention: the state with these keys in it, to be read by ``read_state``.
+
+    Arguments as of ``linear_attention``. With it a sequence can be gone through twice, piece by piece, and nothing is as long as it.
+    """
+    blocks, carry = _whole(k, v.shape[-1], feature_map, parameters, transform, positions, key_mask, plain_normalizer, True, state)
+    with without_autocast(k.device):
+        for n, block in enumerate(blocks.slices):
+            carry = Carry(*blocks.sum_block(n, k[:, :, block], v[:, :, block], carry, parameters))
+    return LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), positions[:, -1, 0].expand(len(k)) + 1)
+
+
+def read_state(
+    q: Tensor,
+    state: LinearState,
+    *,
+    feature_map: Callable[..., Tensor],
+    parameters: Sequence[Tensor] = (),
+    transform: Transform | None = None,
+    positions: Tensor,
+    normalize: bool = True,
+    plain_normalizer: bool = False,
+) -> Tensor:
+    """The second half of bidirectional attention: what queries ``b h l d`` get from all the keys in ``state``, ``b h l v``.
+
+    >>> q = k = v = torch.randn(1, 2, 6, 4)
+    >>> at = torch.arange(6).view(1, -1, 1)
+    >>> out, _ = linear_attention(q, k, v, feature_map=torch.exp)
+    >>> halves = read_state(q, absorb_keys(k, v, feature_map=torch.exp, positions=at), feature_map=torch.exp, positions=at)
+    >>> torch.allclose(halves, out, atol=1e-5)
+    True
+    """
+    size = state.kv.shape[-1]
+    blocks, carry = _whole(q, size, feature_map, parameters, transform, positions, None, plain_normalizer, normalize, state)
+    with without_autocast(q.device):
+        parts = [blocks.read_block(n, q[:, :, block], carry, parameters).to(q.dtype) for n, block in enumerate(blocks.slices)]
+    return torch.cat(parts, dim=2)
+
+
+def _whole(
+    x: Tensor,
+    values: int,
+    feature_map: Callable[..., Tensor],
+    parameters: Sequence[Tensor],
+    transform: Transform | None,
+    positions: Tensor,
+    key_mask: Tensor | None,
+    plain_normalizer: bool,
+    normalize: bool,
+    state: LinearState | None,
+) -> tuple[Blocks, Carry]:
+    """Blocks in the absolute frame for one half of bidirectional attention, and the carry of the state."""
+    b, h, length, _ = x.shape
+    check_positions(positions, b, length)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    size = feature_map(x[:, :, :1].to(dtype), *parameters).shape[-1]
+    if state is None:
+        carry = Carry(x.new_zeros(b, h, values, size, dtype=dtype), x.new_zeros(b, h, 1, size, dtype=dtype))
+    else:
+        _check_state(state, (b, h, size, values), x.device)
+        carry = Carry(state.kv.to(dtype).transpose(-1, -2), state.z.to(dtype).unsqueeze(-2))
+    blocks = Blocks(
+        length=length,
+        chunk=_chunk(b * h, size, values, causal=False),
+        feature_map=feature_map,
+        transform=transform,
+        positions=positions,
+        key_mask=key_mask,
+        ends=None,
+        segments=None,
+        first_segment=None,
+        causal=False,
+        normalize=normalize,
+        plain_normalizer=plain_normalizer,
+        dtype=dtype,
+        device=x.device,
+    )
+    return blocks, carry
+
+
 def _step(
     blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, log_decay: Tensor | None, parameters: Sequence[Tensor]
 ) -> tuple[Tensor, Carry]:

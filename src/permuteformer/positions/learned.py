@@ -26,6 +26,8 @@ class Learned(PositionEncoding):
     ValueError: position 512 on axis 0 is outside the learned table: max_length=512 has positions 0 … 511; ...
     """
 
+    axes: int
+
     def __init__(self, hidden_size: int, max_length: int, axes: int = 1) -> None:
         super().__init__()
         check_whole(hidden_size=hidden_size, max_length=max_length, axes=axes)
@@ -40,7 +42,7 @@ class Learned(PositionEncoding):
             copy(table.weight, 0.02 * torch.randn(table.weight.shape, device="cpu"))  # type: ignore[arg-type]  # as BERT
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not positions.is_meta:
             self._check_inside(positions)
         for axis, table in enumerate(self.axis_tables):
             x = x + table(positions[..., axis]).to(x.dtype)

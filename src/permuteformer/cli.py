@@ -1,0 +1,88 @@
+"""The command line: it parses, calls, and shows; what is done is done elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+
+
+@app.callback()
+def permuteformer() -> None:
+    """PermuteFormer: relative positions for linear attention, at any length."""
+
+
+@app.command()
+def models(
+    only: Annotated[str, typer.Argument(help="Show presets whose name contains this.")] = "",
+    length: Annotated[int, typer.Option(help="Tokens to count the work at; 0 for each task's own longest input.", min=0)] = 0,
+) -> None:
+    """List the presets: every row of the paper's tables.
+
+    Work is that of one forward pass, in multiplications and additions of matrix products a token. State is what decoding keeps of one
+    sequence of that length. Reach is the longest distance that positions tell apart.
+    """
+    from permuteformer.models import PRESETS, PermuteFormerConfig
+    from permuteformer.models.presets import LM_LENGTH, TASKS
+    from permuteformer.models.summary import summarize
+
+    names = [name for name in PRESETS if only in name]
+    if not names:
+        console.print(f"no preset's name contains {only!r}; there are {', '.join(PRESETS)}", markup=False)
+        raise typer.Exit(1)
+    table = Table()
+    table.add_column("preset", no_wrap=True)
+    for column in ("parameters", "length", "FLOP a token", "state", "reach"):
+        table.add_column(column, justify="right")
+    for name in track(names, description="counting", console=console, transient=True):
+        own = next((longest for task, (_, longest, _) in TASKS.items() if name.endswith(task)), LM_LENGTH)
+        summary = summarize(PermuteFormerConfig.preset(name), length or own)
+        state = "" if summary.state_bytes is None else _bytes(summary.state_bytes)
+        reach = "any" if summary.reach is None else " x ".join(_short(r) for r in summary.reach)
+        table.add_row(name, _short(summary.parameters), f"{summary.length:,}", _short(summary.flops_per_token), state, reach)
+    console.print(table)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="Folder of a BERT or GPT-2 checkpoint, or its name on the hub.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet, or be empty.")],
+    field: Annotated[list[str] | None, typer.Option(help="A configuration field, NAME=JSON: pooling='\"mean\"'. May be repeated.")] = None,
+) -> None:
+    """Start a PermuteFormer from BERT or GPT-2, taking over all weights that fit.
+
+    The model is written to OUTPUT with a report of what was taken, what is new and what was dropped.
+    """
+    from permuteformer.models.convert import convert_checkpoint
+
+    try:
+        overrides = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in field or [])}
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"a value must be JSON (numbers as they are, texts in double quotes): {error}") from None
+    try:
+        report = convert_checkpoint(source, output, **overrides)
+    except (ValueError, TypeError, OSError) as error:
+        console.print(f"{error}", style="red", markup=False)
+        raise typer.Exit(1) from None
+    console.print(str(report), markup=False)
+    console.print(f"written to {output}", markup=False)
+
+
+def _short(number: float) -> str:
+    """A number that a person can read."""
+    for limit, unit in ((1e15, ""), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if number >= limit:
+            return f"{number:.1e}" if not unit else f"{number / (limit if unit != 'k' else 1e3):.3g} {unit}"
+    return f"{number:,.0f}"
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 2**20:.1f} MiB" if number >= 2**20 else f"{number / 2**10:.0f} KiB"

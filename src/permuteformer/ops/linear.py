@@ -108,13 +108,8 @@ def linear_attention(
     dtype = torch.promote_types(v.dtype, torch.float32)
     with without_autocast(q.device):
         size = feature_map(q[:, :, :1].to(dtype), *parameters).shape[-1]
-        if state is None:
-            carry = Carry(q.new_zeros(b, h, v.shape[-1], size, dtype=dtype), q.new_zeros(b, h, 1, size, dtype=dtype))
-            start = torch.zeros(b, dtype=torch.int64, device=q.device)
-        else:
-            _check_state(state, (b, h, size, v.shape[-1]), q.device)
-            carry = Carry(state.kv.to(dtype).transpose(-1, -2), state.z.to(dtype).unsqueeze(-2))
-            start = state.next_position
+        carry = _carry(state, (b, h, size, v.shape[-1]), q.device, dtype)
+        start = torch.zeros(b, dtype=torch.int64, device=q.device) if state is None else state.next_position
         ends = None if key_mask is None else torch.where(key_mask, torch.arange(1, length + 1, device=q.device), 0).amax(-1)
         if segments is not None:
             segments = _continued(segments, ends, state)
@@ -223,11 +218,7 @@ def _whole(
     check_positions(positions, b, length)
     dtype = torch.promote_types(x.dtype, torch.float32)
     size = feature_map(x[:, :, :1].to(dtype), *parameters).shape[-1]
-    if state is None:
-        carry = Carry(x.new_zeros(b, h, values, size, dtype=dtype), x.new_zeros(b, h, 1, size, dtype=dtype))
-    else:
-        _check_state(state, (b, h, size, values), x.device)
-        carry = Carry(state.kv.to(dtype).transpose(-1, -2), state.z.to(dtype).unsqueeze(-2))
+    carry = _carry(state, (b, h, size, values), x.device, dtype)
     blocks = Blocks(
         length=length,
         chunk=_chunk(b * h, size, values, causal=False),
@@ -335,6 +326,15 @@ def _check(
         raise TypeError(
             f"state must be the LinearState that an earlier call returned, the second of the two it returns; it is {type(state).__name__}"
         )
+
+
+def _carry(state: LinearState | None, shape: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype) -> Carry:
+    """The state as blocks carry it, or nothing yet; ``shape`` is that of its ``kv``."""
+    if state is None:
+        b, h, m, v = shape
+        return Carry(torch.zeros(b, h, v, m, device=device, dtype=dtype), torch.zeros(b, h, 1, m, device=device, dtype=dtype))
+    _check_state(state, shape, device)
+    return Carry(state.kv.to(dtype).transpose(-1, -2), state.z.to(dtype).unsqueeze(-2))
 
 
 def _check_state(state: LinearState, shape: tuple[int, int, int, int], device: torch.device) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.ops.checks import can_look_at, check_flag, check_whole
+from permuteformer.ops.linear import count_positions
 from permuteformer.positions.base import POSITIONS, Compose, Copy, ExactBuffers, PositionEncoding
 from permuteformer.registry import Registry
 
@@ -155,11 +156,10 @@ class Attention(ExactBuffers):
             )
 
 
-def consecutive(state: Any, batch: int, length: int, device: torch.device) -> Tensor:
-    """Positions ``b l 1`` that go on from ``state``, or start at 0."""
-    steps = torch.arange(length, device=device)
+def consecutive(state: Any, batch: int, length: int, device: torch.device, key_mask: Tensor | None) -> Tensor:
+    """Positions ``b l 1`` of the tokens shown, that go on from ``state``, or start at 0."""
     start = torch.zeros(batch, dtype=torch.int64, device=device) if state is None else state.next_position
-    return (start[:, None] + steps).unsqueeze(-1)
+    return count_positions(start, length, key_mask)
 
 
 def append(state: KVState | None, new: KVState) -> KVState:

@@ -142,7 +142,7 @@ class LinearAttention(Attention):
         """Weights phi(q)·phi(k) exp(bias), among whatever else the position does. A bias is one number a pair, so all pairs are formed."""
         b, _, length, _ = q.shape
         dtype = v.dtype
-        positions = consecutive(state, b, length, q.device) if positions is None else positions.expand(b, -1, -1)
+        positions = consecutive(state, b, length, q.device, key_mask) if positions is None else positions.expand(b, -1, -1)
         mask = torch.ones(b, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
         hidden = ~mask[:, None, :, None]
         with without_autocast(q.device):

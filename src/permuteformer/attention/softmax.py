@@ -25,7 +25,7 @@ class SoftmaxAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
     ) -> tuple[Tensor, KVState]:
         b, _, length, _ = q.shape
-        positions = consecutive(state, b, length, q.device) if positions is None else positions.expand(b, -1, -1)
+        positions = consecutive(state, b, length, q.device, key_mask) if positions is None else positions.expand(b, -1, -1)
         if "transform" in self.position.hooks:
             q, k = self._transform(q, k, positions)
         hides = key_mask is not None or segments is not None or state is not None

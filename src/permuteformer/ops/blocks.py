@@ -50,8 +50,29 @@ class Decays(NamedTuple):
     """``h C 1``: r^(C-1-t), what is left of token t at the block's end."""
     across: Tensor
     """``h 1 1``: r^C."""
-    powers: Tensor
-    """``h C+1``: r^0 … r^C, for rows that end within the block."""
+    read_right: Tensor
+    """``h C 1``: r^(C-t), what is left at token t of the carry from the right."""
+    write_right: Tensor
+    """``h C 1``: r^t."""
+
+    def of_rows(self, shown: Tensor) -> Decays:
+        """The same for rows ``b C`` where only the tokens that are ``shown`` take a step: ``b h …`` in place of ``h …``."""
+        powers = torch.cat([self.write_right, self.across], dim=-2)[..., 0]  # h C+1: r^0 … r^C
+        count = shown.cumsum(-1)  # b C: steps up to token t, its own among them
+        total = count[:, -1:]
+        before = (count - 1).clamp(min=0)
+
+        def weight(steps: Tensor) -> Tensor:
+            return powers[:, steps].transpose(0, 1)
+
+        return Decays(
+            within=weight((count.unsqueeze(-1) - count.unsqueeze(-2)).abs()),
+            read=weight(count).unsqueeze(-1),
+            write=weight(total - count).unsqueeze(-1),
+            across=weight(total).unsqueeze(-1),
+            read_right=weight((total - before).clamp(max=shown.shape[-1])).unsqueeze(-1),
+            write_right=weight(before).unsqueeze(-1),
+        )
 
 
 class Reach(NamedTuple):
@@ -78,8 +99,6 @@ class Blocks:
     positions: Tensor | None
     """``b l a``, or ``None`` for consecutive positions, counted by each block from its first token."""
     key_mask: Tensor | None
-    ends: Tensor | None
-    """``b``: tokens of a row up to the last that ``key_mask`` shows; those after it leave no trace in the carry."""
     segments: Tensor | None
     first_segment: Tensor | None
     """``b``: the segment that the initial carry is of; ``None`` where there is none."""
@@ -137,6 +156,12 @@ class Blocks:
             self._moves[tokens] = self.transform.tables(torch.full((1, 1, 1), -tokens, device=self.device))
         return transport(self.transform, carry, self._moves[tokens], self.plain_normalizer)
 
+    def decays(self, n: int, decays: Decays | None) -> Decays | None:
+        """Powers of r in block n, where hidden tokens take no step."""
+        if decays is None or self.key_mask is None:
+            return decays
+        return decays.of_rows(self.key_mask[:, self.slices[n]])
+
     # Reach
 
     def reach_left(self, n: int) -> Reach:
@@ -177,7 +202,7 @@ class Blocks:
         return numerator, total
 
     def write(
-        self, n: int, k_total: Tensor, k: Tensor, v: Tensor, carry: Carry, decays: Decays | None, reach: Reach, from_right: bool = False
+        self, k_total: Tensor, k: Tensor, v: Tensor, carry: Carry, decays: Decays | None, reach: Reach, from_right: bool = False
     ) -> Carry:
         """The carry after the block's keys have joined it."""
         kv, z = carry
@@ -187,14 +212,9 @@ class Blocks:
             k_total, k, v = (x.masked_fill(~reach.writes, 0) for x in (k_total, k, v))
         if decays is None:
             return Carry(kv + v.transpose(-1, -2) @ k, z + k_total.sum(-2, keepdim=True))
-        weight, across = (decays.write.flip(-2) if from_right else decays.write), decays.across
-        if self.ends is not None and not from_right:
-            size = self.size(n)
-            left = (self.ends - self.slices[n].start).clamp(0, size)  # b: tokens of the row in this block
-            steps = (left[:, None] - 1 - torch.arange(size, device=self.device)).clamp(min=0)
-            weight, across = (decays.powers[:, x].transpose(0, 1).unsqueeze(-1) for x in (steps, left[:, None]))  # b h C 1, b h 1 1
+        weight = decays.write_right if from_right else decays.write
         new_kv, new_z = (v * weight).transpose(-1, -2) @ k, weight.transpose(-1, -2) @ k_total
-        return Carry(kv * across + new_kv, z * across + new_z)
+        return Carry(kv * decays.across + new_kv, z * decays.across + new_z)
 
     def within(
         self, queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor, Tensor], decays: Decays | None, same: Tensor | None
@@ -234,28 +254,29 @@ class Blocks:
         self, n: int, q: Tensor, k: Tensor, v: Tensor, left: Carry, right: Carry | None, decays: Decays | None, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output of block n, and the carry it hands to block n + 1."""
-        tables, reach = self.tables(n), self.reach_left(n)
+        tables, reach, decays = self.tables(n), self.reach_left(n), self.decays(n, decays)
         queries, keys = self.queries(n, q, tables, parameters), self.keys(n, k, v, tables, parameters)
         numerator, total = self.within(queries, keys, decays, reach.same)
         parts = [self.read(*queries, left, None if decays is None else decays.read, reach.reads)]
         if right is not None:
-            weight = None if decays is None else decays.read.flip(-2)
+            weight = None if decays is None else decays.read_right
             parts.append(self.read(*queries, right, weight, self.reach_right(n).reads))
         for part in parts:
             numerator, total = numerator + part[0], total + part[1]
-        return self.divide(numerator, total), *self.move(self.write(n, *keys, left, decays, reach), self.size(n))
+        return self.divide(numerator, total), *self.move(self.write(*keys, left, decays, reach), self.size(n))
 
     def right_block(
         self, n: int, k: Tensor, v: Tensor, right: Carry, decays: Decays | None, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """The carry from the right that block n hands to block n - 1."""
         keys = self.keys(n, k, v, self.tables(n), parameters)
-        return self.move(self.write(n, *keys, right, decays, self.reach_right(n), from_right=True), -self.size(n - 1))
+        carry = self.write(*keys, right, self.decays(n, decays), self.reach_right(n), from_right=True)
+        return self.move(carry, -self.size(n - 1))
 
     def sum_block(self, n: int, k: Tensor, v: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The carry with the keys of block n, seen from block n + 1: for attention that sees everything."""
         keys = self.keys(n, k, v, self.tables(n), parameters)
-        return self.move(self.write(n, *keys, carry, None, Reach(None)), self.size(n))
+        return self.move(self.write(*keys, carry, None, Reach(None)), self.size(n))
 
     def read_block(self, n: int, q: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> Tensor:
         return self.divide(*self.read(*self.queries(n, q, self.tables(n), parameters), carry, None, None))
@@ -276,5 +297,6 @@ def decay_powers(log_decay: Tensor, size: int) -> Decays:
         read=(log * (t + 1)[:, None]).exp(),
         write=(log * (size - 1 - t)[:, None]).exp(),
         across=(log * size).exp(),
-        powers=(log[..., 0] * torch.arange(size + 1, device=t.device, dtype=t.dtype)).exp(),
+        read_right=(log * (size - t)[:, None]).exp(),
+        write_right=(log * t[:, None]).exp(),
     )

@@ -87,9 +87,11 @@ def linear_attention(
         state: what earlier tokens left, as returned. Of segments, the first may go on from it.
         chunk_size: tokens a block; changes speed and rounding only.
 
-    Hidden tokens at the end of a row leave no trace in the state, so a padded batch can be gone on from; hidden tokens elsewhere
-    take their place and their step of decay. A hidden token's own output means nothing. With a decay, keys so far away that their
-    weight underflows (690 tokens at r = 0.88 in float32) are not seen any more. There is no second derivative.
+    Hidden tokens take no place and no step: consecutive positions and decay count the tokens that are shown, so a padded row is the row
+    without its padding, wherever that stands, and can be gone on from. A hidden token's own output means nothing.
+
+    With a decay, keys so far away that their weight underflows (690 tokens at r = 0.88 in float32) are not seen any more. There is no
+    second derivative.
 
     Returns:
         Output ``b h l v`` in the dtype of v, and the state after the last token.
@@ -115,10 +117,12 @@ def linear_attention(
             segments = _continued(segments, ends, state)
 
         one_step = causal and length == 1
-        relative = positions is None and not one_step and transform is not None and transform.is_group
-        next_position = _next_position(start, length, positions, ends)
+        relative = positions is None and not one_step and transform is not None and transform.is_group and _is_one_run(key_mask)
+        next_position = _next_position(start, length, positions, key_mask, ends)
         if positions is None and transform is not None and not relative:
-            positions = (start[:, None] + torch.arange(length, device=q.device)).unsqueeze(-1)  # b l 1
+            positions = count_positions(start, length, key_mask)
+        # Where a row's tokens are one run, positions are this and the place in the row.
+        origin = start if key_mask is None else start - key_mask.long().argmax(-1)
         blocks = Blocks(
             length=length,
             chunk=chunk_size or _chunk(b * h, size, v.shape[-1], causal),
@@ -126,7 +130,6 @@ def linear_attention(
             transform=transform,
             positions=positions,
             key_mask=key_mask,
-            ends=ends,
             segments=segments,
             first_segment=_first_segment(segments, state),
             causal=causal,
@@ -136,7 +139,7 @@ def linear_attention(
             device=q.device,
         )
         if relative and transform is not None and state is not None:
-            carry = transport(transform, carry, transform.tables(-start.view(-1, 1, 1)), plain_normalizer)
+            carry = transport(transform, carry, transform.tables(-origin.view(-1, 1, 1)), plain_normalizer)
         if one_step:
             out, carry = _step(blocks, q, k, v, carry, log_decay, parameters)
         elif causal or two_sided or segments is not None:
@@ -144,7 +147,7 @@ def linear_attention(
         else:
             out, carry = torch_backend.total(blocks, q, k, v, carry, parameters)
         if relative and transform is not None:
-            carry = transport(transform, carry, transform.tables((start + length).view(-1, 1, 1)), plain_normalizer)
+            carry = transport(transform, carry, transform.tables((origin + length).view(-1, 1, 1)), plain_normalizer)
     segment = None if segments is None else segments[:, -1]
     if segments is None and state is not None:
         segment = state.segment
@@ -226,7 +229,6 @@ def _whole(
         transform=transform,
         positions=positions,
         key_mask=key_mask,
-        ends=None,
         segments=None,
         first_segment=None,
         causal=False,
@@ -244,15 +246,30 @@ def _step(
     """One token: it joins the carry, then reads it. Constant time and memory."""
     tables = blocks.tables(0)
     decays = None if log_decay is None else decay_powers(log_decay.to(blocks.dtype), 1)
-    carry = blocks.write(0, *blocks.keys(0, k, v, tables, parameters), carry, decays, blocks.reach_left(0))
+    keys = blocks.keys(0, k, v, tables, parameters)
+    carry = blocks.write(*keys, carry, blocks.decays(0, decays), blocks.reach_left(0))
     out = blocks.divide(*blocks.read(*blocks.queries(0, q, tables, parameters), carry, None, None))
     return out.to(v.dtype), carry
 
 
-def _next_position(start: Tensor, length: int, positions: Tensor | None, ends: Tensor | None) -> Tensor:
-    """``b``: the position after the last token of each row, hidden ones at its end not counted."""
+def count_positions(start: Tensor, length: int, key_mask: Tensor | None) -> Tensor:
+    """``b l 1``: consecutive positions from ``start``, ``b``, of the tokens that are shown."""
+    steps = torch.arange(length, device=start.device).expand(len(start), -1) if key_mask is None else (key_mask.cumsum(-1) - 1).clamp(min=0)
+    return (start[:, None] + steps).unsqueeze(-1)
+
+
+def _is_one_run(key_mask: Tensor | None) -> bool:
+    """Whether the tokens shown of every row stand side by side: padding before and after them, but none between."""
+    if key_mask is None:
+        return True
+    begins = torch.nn.functional.pad(key_mask, (1, 0))[:, :-1] < key_mask
+    return can_look_at(key_mask) and not bool((begins.sum(-1) > 1).any())
+
+
+def _next_position(start: Tensor, length: int, positions: Tensor | None, key_mask: Tensor | None, ends: Tensor | None) -> Tensor:
+    """``b``: the position after the last token shown of each row."""
     if positions is None:
-        return start + (length if ends is None else ends)
+        return start + (length if key_mask is None else key_mask.sum(-1))
     first = positions[..., 0].expand(len(start), -1)
     if ends is None:
         return first[:, -1] + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from permuteformer.registry import Registry
@@ -46,6 +47,10 @@ class PositionEncoding(ExactBuffers):
     is_group: ClassVar[bool] = False
     """Whether ``transform`` at i + j is ``transform`` at i of ``transform`` at j, and keeps dot products. Then blocks of
     a sequence can each count from their own first token, with the tables of one block for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(_refill)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add the position to embeddings ``b l d``."""
@@ -89,6 +94,17 @@ class PositionEncoding(ExactBuffers):
     def hooks(self) -> frozenset[str]:
         """The hooks this encoding uses: those its class overrides."""
         return frozenset(hook for hook in HOOKS if getattr(type(self), hook) is not getattr(PositionEncoding, hook))
+
+
+def _refill(encoding: PositionEncoding, incompatible_keys: object) -> None:
+    """After a state dict was loaded: fill the buffers that no state dict holds (a function of its own, so that layers can be pickled)."""
+    names = encoding._non_persistent_buffers_set
+    device = next((x.device for x in (*encoding.buffers(), *encoding.parameters()) if not x.is_meta), torch.device("cpu"))
+    for name in names:
+        if getattr(encoding, name).is_meta:
+            setattr(encoding, name, torch.empty_like(getattr(encoding, name), device=device))
+    own = {id(getattr(encoding, name)) for name in names}
+    encoding.reset(lambda tensor, value: tensor.copy_(value) if id(tensor) in own else None)
 
 
 class Compose(PositionEncoding):

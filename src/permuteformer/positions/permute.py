@@ -72,7 +72,6 @@ class Permute(PositionEncoding):
             self.register_buffer(name, torch.empty_like(self.permutation), persistent=False)
         self.register_buffer("axis", torch.empty_like(self.permutation[0]), persistent=False)
         self.reset()
-        self.register_load_state_dict_post_hook(_derive)
 
     @staticmethod
     def _choose(num_heads: int, feature_size: int, axes: int, permutation: str | Tensor, seed: int, same_axes: bool) -> Tensor:
@@ -99,12 +98,19 @@ class Permute(PositionEncoding):
             getattr(self, name).copy_(getattr(cycles, name))
         self.contiguous = cycles.contiguous
         self.period = period(cycles)
+        self._derived_from = self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        """Which permutation this is, without looking at its numbers."""
+        return self.permutation.data_ptr() if not self.permutation.is_meta else 0, self.permutation._version
 
     @property
     def cycles(self) -> Cycles:
         return Cycles(*(getattr(self, name) for name in Cycles._fields))
 
     def tables(self, positions: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and self._identity() != self._derived_from:
+            self.derive()  # somebody put another permutation here without load_state_dict
         return permutation_power(self.cycles, positions)  # b h l m
 
     def transform(self, x: Tensor, tables: Any) -> Tensor:
@@ -124,11 +130,6 @@ class Permute(PositionEncoding):
     def extra_repr(self) -> str:
         heads, features = self.permutation.shape
         return f"heads={heads}, features={features}, axes={self.axes}, period={'x'.join(f'{p:,}' for p in self.period)}"
-
-
-def _derive(module: Permute, incompatible_keys: object) -> None:
-    """After a state dict was loaded (a function of its own, so that layers can be pickled)."""
-    module.derive()
 
 
 def _draw(kind: str, num_heads: int, sizes: list[int], seed: int, same_axes: bool) -> Tensor:

@@ -73,7 +73,7 @@ def performer() -> Model:
     layers: list[nn.Module] = [
         build("linear", hidden_size=WIDTH, num_heads=HEADS, causal=True, feature_multiplier=FEATURES) for _ in range(2)
     ]
-    return Model(layers, POSITIONS["sinusoidal"](hidden_size=WIDTH))
+    return Model(layers, POSITIONS.build("sinusoidal", {}, {"hidden_size": WIDTH}))
 
 
 MODELS = {"PermuteFormer": permuteformer, "Performer": performer}

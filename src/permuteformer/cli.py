@@ -61,6 +61,8 @@ def convert(
 
     The model is written to OUTPUT with a report of what was taken, what is new and what was dropped.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     from permuteformer.models.convert import convert_checkpoint
 
     try:
@@ -69,7 +71,7 @@ def convert(
         raise typer.BadParameter(f"a value must be JSON (numbers as they are, texts in double quotes): {error}") from None
     try:
         report = convert_checkpoint(source, output, **overrides)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, StrictDataclassError) as error:
         console.print(f"{error}", style="red", markup=False)
         raise typer.Exit(1) from None
     console.print(str(report), markup=False)

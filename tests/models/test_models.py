@@ -149,8 +149,8 @@ class TestGeneration:
 
     def test_chunked_prefill_is_prefill(self, name):
         model = model_of(name)
-        ids, _ = self.prompts()
-        arguments = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+        ids, mask = self.prompts()
+        arguments = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
         assert torch.equal(model.generate(ids, prefill_chunk_size=4, **arguments), model.generate(ids, **arguments))
 
 
@@ -176,13 +176,46 @@ def test_a_row_does_not_depend_on_its_batch(name):
         checks.assert_close(actual, alone)
 
 
-def test_packed_is_separate():
-    model = model_of("permuteformer-lm").double()
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_packed_is_separate(name):
+    model = model_of(name).double()
     ids = ids_of(1, 20)
     segments = torch.tensor([[0] * 8 + [1] * 12])
     packed = model(ids, segment_ids=segments).logits
     checks.assert_close(packed[:, :8], model(ids[:, :8]).logits)
     checks.assert_close(packed[:, 8:], model(ids[:, 8:]).logits)
+    for cut in (5, 8, 11):
+        first = model(ids[:, :cut], segment_ids=segments[:, :cut], use_cache=True)
+        rest = model(ids[:, cut:], segment_ids=segments[:, cut:], past_key_values=first.past_key_values)
+        checks.assert_close(rest.logits, packed[:, cut:])
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_padding_anywhere_and_in_any_piece_changes_nothing(name):
+    """On the left, on the right, in the middle, a whole piece of it: a row comes out as without it, in one call and in pieces."""
+    model = model_of(name).double()
+    ids = ids_of(3, 16)
+    mask = torch.ones(3, 16, dtype=torch.int64)
+    mask[0, :9], mask[1, 5:8], mask[2, 13:] = 0, 0, 0
+    whole = model(ids, attention_mask=mask).logits
+    for size in (4, 5):
+        cache, parts = None, []
+        for start in range(0, 16, size):
+            piece = slice(start, start + size)
+            out = model(ids[:, piece], attention_mask=mask[:, piece], past_key_values=cache, use_cache=True)
+            cache = PermuteFormerCache.from_state_dict(out.past_key_values.state_dict())
+            parts.append(out.logits)
+        checks.assert_close(torch.cat(parts, dim=1)[mask.bool()], whole[mask.bool()])
+    for row in range(3):
+        real = mask[row].bool()
+        checks.assert_close(whole[row, real], model(ids[row : row + 1, real]).logits[0])
+
+
+def test_a_state_with_a_mask_is_saved(tmp_path):
+    model = model_of("transformer-lm")
+    cache = model(ids_of(2, 9), attention_mask=torch.ones(2, 9)).past_key_values
+    save_file(cache.state_dict(), tmp_path / "state.safetensors")
+    assert PermuteFormerCache.from_state_dict(load_file(tmp_path / "state.safetensors")).get_seq_length() == 9
 
 
 @pytest.mark.parametrize("name", ["permuteformer-text", "permuteformer-lm", "transformer-text", "roformer-text"])
@@ -252,6 +285,69 @@ def test_pooling(pooling):
     hidden = model.model(ids, attention_mask=mask).last_hidden_state
     expected = torch.tanh(model.pooler.dense(hidden[:, 0])) if pooling == "cls" else hidden[:, :15].mean(1)
     torch.testing.assert_close(model(ids, attention_mask=mask).logits, model.classifier(expected))
+
+
+def test_left_padding_does_not_change_a_label():
+    for pooling in ("cls", "mean"):
+        model = model_of("permuteformer-text", pooling=pooling).double()
+        ids = ids_of()
+        mask = torch.ones_like(ids)
+        mask[:, :6] = 0
+        checks.assert_close(model(ids, attention_mask=mask).logits, model(ids[:, 6:]).logits)
+
+
+def test_a_preset_is_not_changed_by_what_is_done_to_its_configuration():
+    config = small("permuteformer-lm")
+    config.position[0]["seed"] = 7
+    assert "seed" not in PRESETS["permuteformer-lm"]["position"][0]
+
+
+def test_weights_put_in_place_by_hand_bring_their_permutations():
+    source, target = (model_of("permuteformer-lm", position=[{"name": "permute", "seed": seed}]) for seed in (5, 0))
+    ids = ids_of()
+    target(ids)
+    for name, value in source.state_dict().items():
+        parent, _, leaf = name.rpartition(".")
+        module = target.get_submodule(parent)
+        kind = torch.nn.Parameter if leaf in module._parameters else torch.Tensor.clone
+        setattr(module, leaf, kind(value))
+    target.tie_weights()
+    assert torch.equal(target(ids).logits, source(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "name", ["permuteformer-lm", "performer-lm", "roformer-text", "performer-t5-text", "permuteformer-orthogonal-text"]
+)
+@pytest.mark.parametrize("assign", [False, True])
+def test_loaded_onto_a_model_without_memory(name, assign):
+    source = model_of(name)
+    with torch.device("meta"):
+        target = type(source)(source.config).eval()
+    if not assign:
+        target.to_empty(device="cpu")
+    target.load_state_dict(source.state_dict(), assign=assign)
+    ids = ids_of()
+    assert torch.equal(call(target, ids), call(source, ids))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [PermuteFormerForCausalLM, PermuteFormerForMaskedLM, PermuteFormerForSequenceClassification, PermuteFormerForTokenClassification],
+)
+def test_every_head_has_the_standard_outputs(kind):
+    name = "permuteformer-lm" if kind is PermuteFormerForCausalLM else "permuteformer-text"
+    model = kind(small(name)).eval()
+    ids = ids_of()
+    out = model(ids, output_hidden_states=True)
+    assert len(out.hidden_states) == 3
+    assert isinstance(model(ids, return_dict=False), tuple)
+    assert isinstance(kind(small(name, return_dict=False)).eval()(ids), tuple)
+    assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, out.logits)
+    assert torch.equal(model(ids, token_type_ids=torch.zeros_like(ids)).logits, out.logits)
+    with pytest.raises(TypeError, match=r"unknown argument of the model: 'atention_mask'.*did you mean 'attention_mask'"):
+        model(ids, atention_mask=ids)
+    with pytest.raises(ValueError, match="token_type_ids other than 0"):
+        model(ids, token_type_ids=torch.ones_like(ids))
 
 
 def test_standard_outputs_and_arguments():
@@ -347,6 +443,12 @@ def test_images_are_sequences_with_a_grid():
         (lambda: model_of("permuteformer-text").model(ids_of(), use_cache=True), "it is not causal"),
         (lambda: model_of("permuteformer-lm")(ids_of(), past_key_values=object()), "must be a PermuteFormerCache"),
         (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 9)), "attention_mask must have shape"),
+        (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 30)), "attention_mask must have shape"),
+        (lambda: model_of("permuteformer-lm")(ids_of(), labels=torch.full((2, 21), 100)), "labels must be from 0 to 99"),
+        (lambda: PermuteFormerConfig(position=["permute"]), "must be a name and its arguments|position"),
+        (lambda: PermuteFormerConfig(hidden_dropout=3.0), "hidden_dropout must be from 0 to below 1"),
+        (lambda: PermuteFormerConfig(hidden_act="geluu"), "unknown hidden_act 'geluu'"),
+        (lambda: PermuteFormerConfig(num_hidden_layers=-1), "num_hidden_layers must be a whole number"),
     ],
 )
 def test_bad_input_is_refused(make, message):

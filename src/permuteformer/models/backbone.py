@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from permuteformer.attention import ATTENTIONS, Attention
-from permuteformer.models.cache import PermuteFormerCache
+from permuteformer.models.cache import PermuteFormerCache, StateLayer
 from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.ops.checks import can_look_at
 from permuteformer.positions import Compose, PositionEncoding
+from permuteformer.registry import unknown
 
 
 class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
@@ -133,9 +135,9 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         given_to = input_ids if inputs_embeds is None else inputs_embeds
         assert given_to is not None
         batch, length = given_to.shape[:2]
-        key_mask = self.key_mask(attention_mask, batch, length)
         cache = self._cache(past_key_values, use_cache)
-        positions = self.positions(position_ids, key_mask, cache, batch, length, given_to.device)
+        key_mask = self.key_mask(attention_mask, batch, length, 0 if cache is None else cache.get_seq_length())
+        positions = self.positions(position_ids, key_mask, cache, segment_ids, batch, length, given_to.device)
         x = self.embed(input_ids, inputs_embeds, positions)
         # Relative encodings do not ask where counting starts; without positions a layer counts by itself, which is faster.
         given = positions if position_ids is not None else None
@@ -147,11 +149,22 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             state = None if cache is None else cache.layers[n].state
             x, state = block(x, given, key_mask, segment_ids, state)
             if cache is not None:
-                cache.layers[n].store(state, positions[:, -1, 0].expand(batch) + 1, length)
+                cache.layers[n].store(state, self._next_position(cache.layers[n], positions, key_mask), length, segment_ids)
         x = self.norm(x)
         if keeps:
             hidden_states.append(x)
         return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, hidden_states=tuple(hidden_states) if keeps else None)
+
+    @staticmethod
+    def _next_position(layer: StateLayer, positions: Tensor, key_mask: Tensor | None) -> Tensor:
+        """``b``: the position after the last real token; where a piece had none, the one before it."""
+        first = positions[..., 0]
+        if key_mask is None:
+            return first[:, -1] + 1
+        places = torch.arange(key_mask.shape[1], device=key_mask.device)
+        last = torch.where(key_mask, places, 0).amax(-1, keepdim=True)
+        before = torch.zeros_like(first[:, 0]) if layer.next_position is None else layer.next_position
+        return torch.where(key_mask.any(-1), first.expand(len(key_mask), -1).gather(1, last).squeeze(1) + 1, before)
 
     @property
     def blocks(self) -> list[PermuteFormerBlock]:
@@ -183,19 +196,21 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
                     f"{low if low < 0 else high}: does the tokenizer belong to this model?"
                 )
 
-    def key_mask(self, attention_mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+    def key_mask(self, attention_mask: Tensor | None, batch: int, length: int, before: int = 0) -> Tensor | None:
         """``b l`` bool of these tokens, from a mask that may tell of tokens before them too."""
         if attention_mask is None:
             return None
-        if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
+        if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] not in (length, before + length):
             raise ValueError(
-                f"attention_mask must have shape (batch, length) = ({batch}, {length}), or as many columns more as there were tokens "
-                f"before; it has {tuple(attention_mask.shape)}"
+                f"attention_mask must have shape (batch, length) = ({batch}, {length}), or {before} columns more for the tokens before; it "
+                f"has {tuple(attention_mask.shape)}"
             )
         return attention_mask[:, -length:].bool()
 
     def _cache(self, past: Any, use_cache: bool | None) -> PermuteFormerCache | None:
         if past is not None:
+            if not self.has_state:
+                raise ValueError("past_key_values is for causal models with a state; this one sees its whole sequence in one call")
             if not isinstance(past, PermuteFormerCache) or len(past.layers) != len(self.layers):
                 raise ValueError(
                     f"past_key_values must be a PermuteFormerCache of {len(self.layers)} layers, as this model returns it; it is "
@@ -214,11 +229,12 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         position_ids: Tensor | None,
         key_mask: Tensor | None,
         cache: PermuteFormerCache | None,
+        segment_ids: Tensor | None,
         batch: int,
         length: int,
         device: torch.device,
     ) -> Tensor:
-        """``b l a``: as given, or real tokens counted from the state's next position."""
+        """``b l a``: as given, or real tokens counted from the state's next position, and from 0 in every new segment."""
         if position_ids is not None:
             return position_ids.unsqueeze(-1) if position_ids.dim() == 2 else position_ids
         if self.config.axes > 1:
@@ -226,10 +242,33 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
                 f"position_ids must be given where axes={self.config.axes}: int64 of shape ({batch}, {length}, {self.config.axes}), the "
                 "coordinates of each token; see permuteformer.models.images"
             )
-        before = None if cache is None else cache.layers[0].next_position
-        start = 0 if before is None else before.unsqueeze(-1)
-        if key_mask is None:
-            counted = torch.arange(length, device=device).expand(batch, -1)
-        else:  # padding does not count: the first real token is at 0, wherever it stands
-            counted = (key_mask.long().cumsum(-1) - 1).clamp(min=0)
+        layer = None if cache is None else cache.layers[0]
+        start = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        if layer is not None and layer.next_position is not None:
+            start = layer.next_position.unsqueeze(-1)
+        shown = torch.ones(batch, length, dtype=torch.int64, device=device) if key_mask is None else key_mask.long()
+        counted = shown.cumsum(-1)
+        if segment_ids is not None:  # every segment counts from 0, but for one that goes on
+            begins = torch.nn.functional.pad(segment_ids.diff(dim=1) != 0, (1, 0))
+            offset = torch.where(begins, counted - shown, 0).cummax(-1).values
+            counted = counted - offset
+            going_on = segment_ids[:, :1] if layer is None or layer.last_segment is None else layer.last_segment.unsqueeze(-1)
+            start = torch.where(segment_ids == going_on, start, 0)
+        counted = (counted - 1).clamp(min=0)
         return (start + counted).unsqueeze(-1)
+
+
+def check_extra(arguments: dict[str, Any]) -> None:
+    """Take out of further arguments of a model what says nothing, and raise for what is no argument at all.
+
+    Left in are those for the loss. Tokenizers of other families give ``token_type_ids``, of one kind for one text.
+    """
+    types = arguments.pop("token_type_ids", None)
+    if types is not None and can_look_at(types) and bool(types.any()):
+        raise ValueError("token_type_ids other than 0 say which of two texts a token is of, which these models do not know: leave them out")
+    if arguments.pop("output_attentions", None):
+        raise ValueError("output_attentions=True is not supported: linear attention never forms its weights")
+    for name in arguments:
+        if name not in ("num_items_in_batch", "shift_labels"):
+            known = [*inspect.signature(PermuteFormerModel.forward).parameters, "labels"]
+            raise TypeError(unknown("argument of the model:", name, known[1:]))

@@ -21,12 +21,14 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         self.state: State | None = None
         self.next_position: Tensor | None = None
+        self.last_segment: Tensor | None = None
         self.seen = 0
 
-    def store(self, state: State, next_position: Tensor, tokens: int) -> None:
-        """Keep the state after ``tokens`` more, padding among them, and where the next real token of each row stands."""
+    def store(self, state: State, next_position: Tensor, tokens: int, segments: Tensor | None = None) -> None:
+        """Keep the state after ``tokens`` more, padding among them, where the next real token of each row stands, and its segment."""
         self.state = state
         self.next_position = next_position
+        self.last_segment = self.last_segment if segments is None else segments[:, -1]
         self.seen += tokens
         self.is_initialized = True
 
@@ -40,7 +42,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.seen + query_length, 0
 
     def reset(self) -> None:
-        self.state, self.next_position, self.seen, self.is_initialized = None, None, 0, False
+        self.state, self.next_position, self.last_segment, self.seen, self.is_initialized = None, None, None, 0, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -49,6 +51,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.state is not None and self.next_position is not None:
             indices = indices.to(self.next_position.device)
             self.state, self.next_position = self.state.select(indices), self.next_position[indices]
+            self.last_segment = None if self.last_segment is None else self.last_segment[indices]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.next_position is not None:
@@ -83,14 +86,19 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
         tensors = {"seen": torch.tensor([layer.seen for layer in self.layers])}
         for n, layer in enumerate(self.layers):
             if layer.state is not None:
-                tensors[f"{n}.next_position"] = layer.next_position
-                parts = {name: x.contiguous() for name, x in layer.state._asdict().items() if x is not None}
+                tensors[f"{n}.next_position"] = layer.next_position.clone()
+                if layer.last_segment is not None:
+                    tensors[f"{n}.last_segment"] = layer.last_segment.clone()
+                # Copies: a file cannot hold one tensor under two names, and layers may share a mask.
+                parts = {name: x.clone(memory_format=torch.contiguous_format) for name, x in layer.state._asdict().items() if x is not None}
                 tensors |= {f"{n}.{type(layer.state).__name__}.{name}": x for name, x in parts.items()}
         return tensors
 
     @classmethod
     def from_state_dict(cls, tensors: dict[str, Tensor]) -> PermuteFormerCache:
         """The cache that ``state_dict`` was taken of."""
+        if "seen" not in tensors:
+            raise ValueError(f"these are not the tensors of a state: 'seen' is not among {sorted(tensors)[:5]}; save cache.state_dict()")
         cache = cls(len(tensors["seen"]))
         kinds = {kind.__name__: kind for kind in (LinearState, KVState)}
         for n, (layer, seen) in enumerate(zip(cache.layers, tensors["seen"].tolist(), strict=True)):
@@ -99,4 +107,5 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
                 parts = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
                 if parts:
                     layer.store(kind(**parts), tensors[f"{n}.next_position"], seen)
+                    layer.last_segment = tensors.get(f"{n}.last_segment")
         return cache

@@ -9,8 +9,9 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel
+from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel, check_extra
 from permuteformer.models.cache import PermuteFormerCache
+from permuteformer.models.classifier import check_labels
 from permuteformer.models.config import PermuteFormerConfig
 
 
@@ -62,6 +63,7 @@ class PermuteFormerForCausalLM(PermuteFormerPreTrainedModel, GenerationMixin):  
             logits_to_keep: compute logits of the last so many tokens only, or of these.
             kwargs: for the loss: ``num_items_in_batch``.
         """
+        check_extra(kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -71,11 +73,13 @@ class PermuteFormerForCausalLM(PermuteFormerPreTrainedModel, GenerationMixin):  
             use_cache=use_cache,
             segment_ids=segment_ids,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
+            check_labels(labels, self.config.vocab_size)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast, TokenClassifierOutput
 from transformers.utils import can_return_tuple
 
-from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel
+from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel, check_extra
 from permuteformer.models.config import PermuteFormerConfig
 
 
@@ -23,15 +23,16 @@ class Pooler(nn.Module):
 
     def forward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         """``b d`` of hidden states ``b l d``."""
-        if self.dense is not None:
-            return torch.tanh(self.dense(x[:, 0]))
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask.bool()
+        rows = torch.arange(len(x), device=x.device)
+        if self.dense is not None:  # the first real token, wherever padding stands
+            return torch.tanh(self.dense(x[rows, mask.long().argmax(-1)]))
         if self.pooling == "mean":
             total = x.masked_fill(~mask.unsqueeze(-1), 0).sum(1)
             return total / mask.sum(1, keepdim=True).clamp(min=1)
         places = torch.arange(x.shape[1], device=x.device)
         last = torch.where(mask, places, 0).amax(-1)
-        return x[torch.arange(len(x), device=x.device), last]
+        return x[rows, last]
 
 
 class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
@@ -41,6 +42,8 @@ class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
     >>> PermuteFormerForSequenceClassification(config)(torch.tensor([[1, 10, 11]])).logits.shape
     torch.Size([1, 3])
     """
+
+    accepts_loss_kwargs = False  # not every loss here takes the number of items, so a Trainer is to divide by itself
 
     def __init__(self, config: PermuteFormerConfig) -> None:
         super().__init__(config)
@@ -69,6 +72,7 @@ class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
                 (``problem_type`` in the configuration, or told from these): gives ``loss``.
             kwargs: for the loss.
         """
+        check_extra(kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -76,6 +80,7 @@ class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
             inputs_embeds=inputs_embeds,
             use_cache=False,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, attention_mask)))
         loss = None
@@ -119,6 +124,7 @@ class PermuteFormerForTokenClassification(PermuteFormerPreTrainedModel):
             labels: ``b l`` int64, -100 where none counts: gives ``loss``.
             kwargs: for the loss.
         """
+        check_extra(kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -127,6 +133,7 @@ class PermuteFormerForTokenClassification(PermuteFormerPreTrainedModel):
             use_cache=False,
             segment_ids=segment_ids,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import field, fields
 from typing import Any, Literal
 
 import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 from permuteformer.attention import MultiHeadAttention, build
 from permuteformer.models.presets import PRESETS
+from permuteformer.ops.checks import check_whole
 from permuteformer.positions import POSITIONS
 from permuteformer.registry import unknown
 
@@ -92,7 +95,7 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         """The configuration of a row of the paper, with any field overridden: ``permuteformer models`` lists them."""
         if name not in PRESETS:
             raise ValueError(unknown("preset", name, PRESETS))
-        return cls(**{**PRESETS[name], **overrides})
+        return cls(**copy.deepcopy({**PRESETS[name], **overrides}))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -116,8 +119,13 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         """Raise unless the parts fit together: a layer is made of them, without memory."""
         for name, value in {"attention": [self.attention], "position": self.position}.items():
             for entry in value:
-                if not isinstance(entry.get("name"), str):
+                if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
                     raise ValueError(f"{name} must be a name and its arguments, such as {{'name': 'linear'}}; it is {entry!r}")
+        check_whole(vocab_size=self.vocab_size, num_hidden_layers=self.num_hidden_layers, intermediate_size=self.intermediate_size)
+        if not 0 <= self.hidden_dropout < 1:
+            raise ValueError(f"hidden_dropout must be from 0 to below 1; it is {self.hidden_dropout}")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(unknown("hidden_act", self.hidden_act, ACT2FN))
         if self.pooling == "last" and not self.causal:
             raise ValueError('pooling="last" is for causal models: in others the last token is no summary; take "cls" or "mean"')
         with torch.device("meta"):

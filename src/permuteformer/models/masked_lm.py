@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import can_return_tuple
 
-from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel
+from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel, check_extra
 from permuteformer.models.classifier import check_labels
 from permuteformer.models.config import PermuteFormerConfig
 
@@ -60,6 +60,7 @@ class PermuteFormerForMaskedLM(PermuteFormerPreTrainedModel):
             labels: ``b l`` int64: the hidden tokens, and -100 for the others: gives ``loss``.
             kwargs: for the loss.
         """
+        check_extra(kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -68,6 +69,7 @@ class PermuteFormerForMaskedLM(PermuteFormerPreTrainedModel):
             use_cache=False,
             segment_ids=segment_ids,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         logits = self.lm_head(self.dense_norm(self.activation(self.dense(outputs.last_hidden_state))))
         loss = None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel
+from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel, check_extra
 from permuteformer.models.classifier import Pooler, check_labels
 from permuteformer.models.config import PermuteFormerConfig
 
@@ -22,6 +22,8 @@ class PermuteFormerForMatching(PermuteFormerPreTrainedModel):
     >>> PermuteFormerForMatching(config)(first, second).logits.shape
     torch.Size([1, 2])
     """
+
+    accepts_loss_kwargs = False  # as of the sequence classifier
 
     def __init__(self, config: PermuteFormerConfig) -> None:
         super().__init__(config)
@@ -55,8 +57,9 @@ class PermuteFormerForMatching(PermuteFormerPreTrainedModel):
             labels: as of ``PermuteFormerForSequenceClassification``.
             kwargs: for the loss.
         """
+        check_extra(kwargs)
         pooled = [
-            self.pooler(self.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state, mask)
+            self.pooler(self.model(input_ids=ids, attention_mask=mask, use_cache=False, return_dict=True).last_hidden_state, mask)
             for ids, mask in ((input_ids, attention_mask), (second_input_ids, second_attention_mask))
         ]
         logits = self.classifier(torch.cat(pooled, dim=-1))

@@ -51,7 +51,7 @@ def encode_in_blocks(
         )
     batch, length = input_ids.shape
     key_mask = model.key_mask(attention_mask, batch, length)
-    positions = model.positions(position_ids, key_mask, None, batch, length, input_ids.device)
+    positions = model.positions(position_ids, key_mask, None, None, batch, length, input_ids.device)
     blocks = [slice(start, start + block_size) for start in range(0, length, block_size)]
     x = torch.empty(batch, length, model.config.hidden_size, dtype=model.dtype, device=input_ids.device)
     for block in blocks:

@@ -477,10 +477,12 @@ def test_the_documentation_runs_and_weights_go_back_bit_for_bit(tmp_path):
 def test_the_command_line_converts_and_refuses(tmp_path):
     source, output = tmp_path / "source", tmp_path / "output"
     gpt2().save_pretrained(source)
+    (source / "vocab.json").write_text('{"a": 0}')
     run = CliRunner()
     result = run.invoke(app, ["convert", str(source), str(output), "--field", 'pooling="mean"'])
     assert result.exit_code == 0, result.output
     assert (output / "report.json").exists()
+    assert (output / "vocab.json").read_text() == '{"a": 0}'
     assert PermuteFormerForCausalLM.from_pretrained(output).config.pooling == "mean"
     again = run.invoke(app, ["convert", str(source), str(output)])
     assert again.exit_code == 1

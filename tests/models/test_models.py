@@ -582,3 +582,27 @@ def test_every_class_is_saved_and_loaded_with_all_its_weights(kind, tmp_path):
     loaded = kind.from_pretrained(tmp_path)
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_a_state_goes_on_in_another_process(tmp_path):
+    model = model_of("permuteformer-lm")
+    ids = ids_of(2, 20)
+    with torch.no_grad():
+        expected = model(ids).logits[:, 12:]
+        cache = model(ids[:, :12]).past_key_values
+    model.save_pretrained(tmp_path)
+    save_file(cache.state_dict(), tmp_path / "state.safetensors")
+    save_file({"ids": ids[:, 12:].contiguous(), "expected": expected.contiguous()}, tmp_path / "rest.safetensors")
+    program = f"""
+import torch
+from safetensors.torch import load_file
+from permuteformer import PermuteFormerForCausalLM
+from permuteformer.models import PermuteFormerCache
+torch.set_num_threads(1)
+model = PermuteFormerForCausalLM.from_pretrained({str(tmp_path)!r})
+rest = load_file({str(tmp_path / "rest.safetensors")!r})
+cache = PermuteFormerCache.from_state_dict(load_file({str(tmp_path / "state.safetensors")!r}))
+torch.testing.assert_close(model(rest["ids"], past_key_values=cache).logits, rest["expected"])
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

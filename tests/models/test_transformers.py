@@ -50,7 +50,11 @@ def test_a_pipeline_generates(tmp_path):
     torch.manual_seed(0)
     config = PermuteFormerConfig.preset("permuteformer-lm", vocab_size=259, **SMALL)
     PermuteFormerForCausalLM(config).save_pretrained(tmp_path)
-    ByteTokenizer().save_pretrained(tmp_path)
+    ByteTokenizer(prompts=True, padding_side="left").save_pretrained(tmp_path)
     write = pipeline("text-generation", model=str(tmp_path), tokenizer=str(tmp_path), device="cpu")
-    (answer,) = write("hello", max_new_tokens=5, do_sample=False)
-    assert answer["generated_text"].startswith("hello")
+    (answer,) = write("hello", max_new_tokens=5, do_sample=False, return_tensors=True)
+    prompt = [1, *(byte + 3 for byte in b"hello")]
+    model = PermuteFormerForCausalLM.from_pretrained(tmp_path)
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=5, do_sample=False)[0].tolist()
+    assert answer["generated_token_ids"] == expected
+    assert expected[:6] == prompt

@@ -121,10 +121,21 @@ def convert(source: PreTrainedModel | str | os.PathLike[str], **overrides: Any) 
     return model, _take_over(given, model)
 
 
-def convert_checkpoint(source_path: str | os.PathLike[str], output_path: str | os.PathLike[str], **overrides: Any) -> ConversionReport:
-    """Convert a saved model into a folder that ``from_pretrained`` reads, with the report in ``report.json``.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
 
-    The folder appears when it is complete, or not at all.
+
+def convert_checkpoint(source_path: str | os.PathLike[str], output_path: str | os.PathLike[str], **overrides: Any) -> ConversionReport:
+    """Convert a saved model into a folder that ``from_pretrained`` reads, with its tokenizer, and the report in ``report.json``.
+
+    The folder appears when it is complete, or not at all. The tokenizer of a model from the hub is not copied.
 
     Args:
         source_path: the folder of a BERT or GPT-2, or its name on the hub.
@@ -140,6 +151,9 @@ def convert_checkpoint(source_path: str | os.PathLike[str], output_path: str | o
     unfinished.mkdir()
     try:
         model.save_pretrained(unfinished)
+        for name in TOKENIZER_FILES:  # they are data; nothing of them is run
+            if (Path(source_path) / name).is_file():
+                shutil.copyfile(Path(source_path) / name, unfinished / name)
         (unfinished / "report.json").write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if output.exists():
             output.rmdir()  # raises if somebody has filled it meanwhile

@@ -32,8 +32,8 @@ class ByteTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     """Text as its UTF-8 bytes: PAD is 0, CLS 1, SEP 2, and a byte its number + 3, which makes 259 tokens.
 
     A text becomes CLS, its bytes, SEP; a pair CLS, first, SEP, second, SEP. Nothing is unknown. ``[CLS]`` and the like within a text are
-    bytes as all others; ``split_special_tokens=False`` makes tokens of them. For prompts, which must not end with SEP, give
-    ``add_special_tokens=False``, and ``padding_side="left"`` to generate from a batch.
+    bytes as all others; ``split_special_tokens=False`` makes tokens of them. For a model that generates, ``prompts=True`` leaves out SEP,
+    which would say that the text is over, and ``padding_side="left"`` makes batches of prompts.
 
     Half characters (lone surrogates) are taken as well: those that stand for a byte (``errors="surrogateescape"`` when a file is read)
     become that byte.
@@ -41,6 +41,7 @@ class ByteTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     Args:
         errors: what decoding makes of bytes that are not UTF-8: ``"replace"`` gives �, ``"ignore"`` nothing, ``"surrogateescape"`` half
             characters that encode to the same bytes again.
+        prompts: texts become CLS and their bytes, without SEP: something is to follow.
         pad_token: how token 0 is written.
         cls_token: how token 1 is written; it is also the beginning of a text (``bos_token``).
         sep_token: how token 2 is written; it is also the end of a text (``eos_token``), where generation stops.
@@ -58,6 +59,7 @@ class ByteTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     def __init__(
         self,
         errors: str = "replace",
+        prompts: bool = False,
         pad_token: str | AddedToken = "[PAD]",
         cls_token: str | AddedToken = "[CLS]",
         sep_token: str | AddedToken = "[SEP]",
@@ -72,6 +74,7 @@ class ByteTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
                 f"they are {', '.join(map(repr, names))}"
             )
         self.errors = errors
+        self.prompts = prompts
         self._added_tokens_decoder = {n: AddedToken(name, special=True, normalized=False) for n, name in enumerate(names)}
         # transformers saves what its own __init__ is given.
         super().__init__(
@@ -81,10 +84,11 @@ class ByteTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
                 "split_special_tokens": True,
                 **kwargs,
                 "errors": errors,
+                "prompts": prompts,
                 "pad_token": names[0],
                 "cls_token": names[1],
                 "sep_token": names[2],
-                "special_tokens_pattern": "cls_sep",
+                "special_tokens_pattern": "bos" if prompts else "cls_sep",
             }
         )
 

@@ -24,7 +24,6 @@ from permuteformer.models import PRESETS, PermuteFormerCache
 from permuteformer.models.images import image_tokens
 from permuteformer.models.streaming import encode_in_blocks
 from permuteformer.models.summary import summarize
-from permuteformer.ops.linear import LinearState
 from permuteformer.positions.permute import Permute
 
 pytestmark = pytest.mark.filterwarnings("ignore:positions on axis")  # heads this small repeat early
@@ -503,26 +502,17 @@ def test_autocast():
 
 
 def test_the_decode_step_is_exported():
+    """One token and a state in, logits and a state out; the exported step goes on from its own states."""
     model = model_of("permuteformer-lm")
+    ids = ids_of(2, 14)
     with torch.no_grad():
-        cache = model(ids_of(2, 9)).past_key_values
-
-    class Step(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = model.model.layers[0].attention
-
-        def forward(self, x, kv, z, next_position):
-            y, state = self.layer(x, state=LinearState(kv, z, next_position))
-            return y, state.kv, state.z, state.next_position
-
-    state = cache.layers[0].state
-    x = torch.randn(2, 1, 32)
-    exported = torch.export.export(Step(), (x, *state[:3])).module()
-    expected, after = model.model.layers[0].attention(x, state=state)
-    out = exported(x, *state[:3])
-    torch.testing.assert_close(out[0], expected)
-    torch.testing.assert_close(out[1], after.kv)
+        expected = model(ids).logits
+        cache = model(ids[:, :9]).past_key_values
+        step = torch.export.export(model, (ids[:, 9:10],), {"past_key_values": copy.deepcopy(cache)}).module()
+        for i in range(9, 14):
+            out = step(ids[:, i : i + 1], past_key_values=cache)
+            cache = out.past_key_values
+            torch.testing.assert_close(out.logits[:, 0], expected[:, i])
 
 
 def test_presets_are_summed_up():

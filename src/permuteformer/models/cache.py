@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from permuteformer.attention import KVState
@@ -109,3 +111,30 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
                     layer.store(kind(**parts), tensors[f"{n}.next_position"], seen)
                     layer.last_segment = tensors.get(f"{n}.last_segment")
         return cache
+
+
+def _flatten(cache: PermuteFormerCache) -> tuple[list[Any], None]:
+    return [[layer.state, layer.next_position, layer.last_segment] for layer in cache.layers], None
+
+
+def _flatten_with_keys(cache: PermuteFormerCache) -> tuple[list[tuple[Any, Any]], None]:
+    parts, context = _flatten(cache)
+    return [(pytree.SequenceKey(n), part) for n, part in enumerate(parts)], context
+
+
+def _unflatten(parts: Iterable[Any], context: None) -> PermuteFormerCache:
+    layers = list(parts)
+    cache = PermuteFormerCache(len(layers))
+    for layer, (state, next_position, last_segment) in zip(cache.layers, layers, strict=True):
+        layer.state, layer.next_position, layer.last_segment, layer.is_initialized = state, next_position, last_segment, state is not None
+    return cache
+
+
+# So that torch.export sees the tensors in it. The number of tokens seen is left out: a graph would be made for one number only.
+pytree.register_pytree_node(
+    PermuteFormerCache,
+    _flatten,
+    _unflatten,
+    flatten_with_keys_fn=_flatten_with_keys,
+    serialized_type_name="permuteformer.models.cache.PermuteFormerCache",
+)

@@ -401,6 +401,13 @@ def test_positions_may_be_drawn_for_each_layer():
     assert not torch.equal(*permutations(positions_per_layer=True))
 
 
+def test_pairs_of_images_are_matched():
+    model = PermuteFormerForMatching(small("permuteformer-image", vocab_size=259)).eval()
+    (first, at), (second, there) = (image_tokens(torch.randint(0, 256, (2, 4, size), dtype=torch.uint8)) for size in (4, 6))
+    out = model(first, second, position_ids=at, second_position_ids=there)
+    assert out.logits.shape == (2, 2)
+
+
 def test_images_are_sequences_with_a_grid():
     model = PermuteFormerForSequenceClassification(small("permuteformer-image", vocab_size=259)).eval()
     tokens, positions = image_tokens(torch.randint(0, 256, (2, 5, 7), dtype=torch.uint8))
@@ -412,6 +419,11 @@ def test_images_are_sequences_with_a_grid():
         image_tokens(torch.rand(2, 5, 7))
     with pytest.raises(ValueError, match="from 0 to 255; they are from 0 to 300"):
         image_tokens(torch.tensor([[[0, 300]]]))
+
+
+def go_on_with_another_batch():
+    model = model_of("permuteformer-lm")
+    return model(ids_of(3), past_key_values=model(ids_of(2)).past_key_values)
 
 
 @pytest.mark.parametrize(
@@ -444,6 +456,9 @@ def test_images_are_sequences_with_a_grid():
         (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 9)), "attention_mask must have shape"),
         (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 30)), "attention_mask must have shape"),
         (lambda: model_of("permuteformer-lm")(ids_of(), labels=torch.full((2, 21), 100)), "labels must be from 0 to 99"),
+        (lambda: model_of("permuteformer-text")(torch.arange(5)), r"input must have shape \(batch, length\)"),
+        (lambda: go_on_with_another_batch(), "past_key_values is of a batch of 2, the input of 3"),
+        (lambda: encode_in_blocks(model_of("permuteformer-text"), ids_of()), "must be a PermuteFormerModel, not"),
         (lambda: PermuteFormerConfig(position=["permute"]), "must be a name and its arguments|position"),
         (lambda: PermuteFormerConfig(hidden_dropout=3.0), "hidden_dropout must be from 0 to below 1"),
         (lambda: PermuteFormerConfig(hidden_act="geluu"), "unknown hidden_act 'geluu'"),

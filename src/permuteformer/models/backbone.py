@@ -134,8 +134,16 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             raise ValueError("give input_ids or inputs_embeds: one of them, not both")
         given_to = input_ids if inputs_embeds is None else inputs_embeds
         assert given_to is not None
+        wanted = 2 if inputs_embeds is None else 3
+        if given_to.dim() != wanted or given_to.shape[1] == 0:
+            shape = "(batch, length)" if wanted == 2 else f"(batch, length, {self.config.hidden_size})"
+            raise ValueError(f"input must have shape {shape}, with a length of at least 1; it has {tuple(given_to.shape)}")
         batch, length = given_to.shape[:2]
         cache = self._cache(past_key_values, use_cache)
+        if cache is not None and cache.layers[0].next_position is not None and len(cache.layers[0].next_position) != batch:
+            raise ValueError(
+                f"past_key_values is of a batch of {len(cache.layers[0].next_position)}, the input of {batch}: go on with the same rows"
+            )
         key_mask = self.key_mask(attention_mask, batch, length, 0 if cache is None else cache.get_seq_length())
         positions = self.positions(position_ids, key_mask, cache, segment_ids, batch, length, given_to.device)
         x = self.embed(input_ids, inputs_embeds, positions)

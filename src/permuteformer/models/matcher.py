@@ -44,6 +44,8 @@ class PermuteFormerForMatching(PermuteFormerPreTrainedModel):
         second_input_ids: Tensor,
         attention_mask: Tensor | None = None,
         second_attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        second_position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
@@ -54,17 +56,23 @@ class PermuteFormerForMatching(PermuteFormerPreTrainedModel):
             second_input_ids: ``b l'``, the second ones.
             attention_mask: ``b l``, 1 for real tokens.
             second_attention_mask: ``b l'``.
+            position_ids: as of ``PermuteFormerModel``, for models with several axes.
+            second_position_ids: the same of the second documents.
             labels: as of ``PermuteFormerForSequenceClassification``.
             kwargs: for the loss.
         """
         check_extra(kwargs)
-        pooled = [
-            self.pooler(self.model(input_ids=ids, attention_mask=mask, use_cache=False, return_dict=True).last_hidden_state, mask)
-            for ids, mask in ((input_ids, attention_mask), (second_input_ids, second_attention_mask))
-        ]
+        first = (input_ids, attention_mask, position_ids)
+        second = (second_input_ids, second_attention_mask, second_position_ids)
+        pooled = [self._pool(*document) for document in (first, second)]
         logits = self.classifier(torch.cat(pooled, dim=-1))
         loss = None
         if labels is not None:
             check_labels(labels, self.num_labels)
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
         return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    def _pool(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+        outputs = self.model(input_ids, attention_mask, position_ids, use_cache=False, return_dict=True)
+        pooled: Tensor = self.pooler(outputs.last_hidden_state, attention_mask)
+        return pooled

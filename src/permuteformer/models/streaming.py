@@ -39,6 +39,8 @@ def encode_in_blocks(
     True
     """
     check_whole(block_size=block_size)
+    if not isinstance(model, PermuteFormerModel):
+        raise TypeError(f"model must be a PermuteFormerModel, not {type(model).__name__}: a model with a head has one as its .model")
     if model.training:
         raise ValueError("the model is in training mode, where dropout is on: call model.eval() first")
     attention = model.blocks[0].attention.attention

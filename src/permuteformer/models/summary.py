@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from permuteformer.models.backbone import PermuteFormerModel
 from permuteformer.models.causal_lm import PermuteFormerForCausalLM
 from permuteformer.models.classifier import PermuteFormerForSequenceClassification
 from permuteformer.models.config import PermuteFormerConfig
-from permuteformer.positions.learned import Learned
-from permuteformer.positions.permute import Permute
+from permuteformer.positions import PositionEncoding
 
 
 @dataclass(frozen=True)
@@ -44,20 +42,12 @@ def summarize(config: PermuteFormerConfig, length: int) -> Summary:
         positions = torch.zeros(1, length, config.axes, dtype=torch.int64)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         out = model(ids, position_ids=positions)
+    encodings = [module for module in model.modules() if isinstance(module, PositionEncoding)]
     cache = out.past_key_values if config.causal else None
     return Summary(
         parameters=sum(p.numel() for p in model.parameters()),
         flops_per_token=counter.get_total_flops() / length,
         length=length,
         state_bytes=None if cache is None else cache.nbytes,
-        reach=_reach(model.model),
+        reach=max((e.reach for e in encodings if e.reach is not None), default=None),
     )
-
-
-def _reach(model: PermuteFormerModel) -> tuple[int, ...] | None:
-    for module in model.modules():
-        if isinstance(module, Permute):
-            return module.period
-        if isinstance(module, Learned):
-            return (module.max_length,) * module.axes
-    return None

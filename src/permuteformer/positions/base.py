@@ -77,6 +77,11 @@ class PositionEncoding(ExactBuffers):
     feature_size: int | None = None
     axes: int | None = None
 
+    @property
+    def reach(self) -> tuple[int, ...] | None:
+        """The longest distance, on each axis, that it tells apart from all shorter ones; ``None`` for any."""
+        return None
+
     two_sided: bool = False
     """Whether the decay runs both ways, r^|i-j|, as an encoder needs it."""
 

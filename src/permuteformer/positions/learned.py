@@ -48,6 +48,10 @@ class Learned(PositionEncoding):
             x = x + table(positions[..., axis]).to(x.dtype)
         return x
 
+    @property
+    def reach(self) -> tuple[int, ...]:
+        return (self.max_length,) * self.axes
+
     def _check_inside(self, positions: Tensor) -> None:
         """Raise where a position is not in the table."""
         outside = ((positions < 0) | (positions >= self.max_length)).nonzero()

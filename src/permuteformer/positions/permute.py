@@ -105,6 +105,10 @@ class Permute(PositionEncoding):
         return self.permutation.data_ptr() if not self.permutation.is_meta else 0, self.permutation._version
 
     @property
+    def reach(self) -> tuple[int, ...]:
+        return self.period
+
+    @property
     def cycles(self) -> Cycles:
         return Cycles(*(getattr(self, name) for name in Cycles._fields))
 

@@ -73,6 +73,10 @@ class T5Bias(PositionEncoding):
         assert bias is not None
         return bias.permute(0, 3, 1, 2)
 
+    @property
+    def reach(self) -> tuple[int, ...]:
+        return (self.max_distance,) * len(self.axis_tables)
+
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each query position less key position, int64.
 

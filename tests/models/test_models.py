@@ -269,10 +269,22 @@ def test_losses_are_those_of_torch():
         torch.testing.assert_close(out.loss, expected)
 
 
-@pytest.mark.parametrize(("problem", "labels"), [("regression", torch.randn(2, 3)), ("multi_label_classification", torch.ones(2, 3))])
-def test_other_problems(problem, labels):
-    model = PermuteFormerForSequenceClassification(small("permuteformer-text", num_labels=3, problem_type=problem))
-    assert model(ids_of(), labels=labels).loss.isfinite()
+@pytest.mark.parametrize(
+    ("problem", "labels", "loss"),
+    [
+        ("regression", torch.randn(2, 3), torch.nn.functional.mse_loss),
+        ("multi_label_classification", torch.tensor([[1.0, 0, 1], [0, 0, 1]]), torch.nn.functional.binary_cross_entropy_with_logits),
+    ],
+)
+def test_other_problems(problem, labels, loss):
+    for model in (
+        PermuteFormerForSequenceClassification(small("permuteformer-text", num_labels=3, problem_type=problem)),
+        PermuteFormerForMatching(small("permuteformer-text", num_labels=3, problem_type=problem)),
+    ):
+        ids = ids_of()
+        documents = (ids, ids[:, :9]) if isinstance(model, PermuteFormerForMatching) else (ids,)
+        out = model.eval()(*documents, labels=labels)
+        torch.testing.assert_close(out.loss, loss(out.logits, labels))
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

@@ -100,7 +100,7 @@ def speed() -> list[Row]:
         for name, call in track(cases.items(), description=kind, transient=True):
             with torch.no_grad():
                 forward = _best(call)
-            both = _best(partial(_backward, call), repeats=3)
+            both = _best(partial(_backward, call), repeats=5)
             case = {"kind": kind, "length": length, "heads": HEADS, "features": features, "values": VALUES, "case": name}
             rows.append({**case, "forward_ms": forward, "forward_backward_ms": both})
     return rows
@@ -200,7 +200,7 @@ def _short(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and value < 1e7 else f"{value:.3g}"
 
 
-def _best(call: Callable[[], object], repeats: int = 7) -> float:
+def _best(call: Callable[[], object], repeats: int = 15) -> float:
     call()
     times = []
     for _ in range(repeats):

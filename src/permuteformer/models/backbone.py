@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from permuteformer.attention import ATTENTIONS, Attention
-from permuteformer.models.cache import PermuteFormerCache, StateLayer
+from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.ops.checks import can_look_at
 from permuteformer.positions import Compose, PositionEncoding
@@ -149,6 +149,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         x = self.embed(input_ids, inputs_embeds, positions)
         # Relative encodings do not ask where counting starts; without positions a layer counts by itself, which is faster.
         given = positions if position_ids is not None else None
+        after = None if cache is None else self._next_position(cache.layers[0].next_position, positions, key_mask)
         hidden_states: list[Tensor] = []
         keeps = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         for n, block in enumerate(self.layers):
@@ -157,22 +158,22 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             state = None if cache is None else cache.layers[n].state
             x, state = block(x, given, key_mask, segment_ids, state)
             if cache is not None:
-                cache.layers[n].store(state, self._next_position(cache.layers[n], positions, key_mask), length, segment_ids)
+                cache.layers[n].store(state, after, length, segment_ids)
         x = self.norm(x)
         if keeps:
             hidden_states.append(x)
         return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, hidden_states=tuple(hidden_states) if keeps else None)
 
     @staticmethod
-    def _next_position(layer: StateLayer, positions: Tensor, key_mask: Tensor | None) -> Tensor:
-        """``b``: the position after the last real token; where a piece had none, the one before it."""
+    def _next_position(before: Tensor | None, positions: Tensor, key_mask: Tensor | None) -> Tensor:
+        """``b``: the position after the last real token; for a row without one, what it was ``before``."""
         first = positions[..., 0]
         if key_mask is None:
             return first[:, -1] + 1
         places = torch.arange(key_mask.shape[1], device=key_mask.device)
         last = torch.where(key_mask, places, 0).amax(-1, keepdim=True)
-        before = torch.zeros_like(first[:, 0]) if layer.next_position is None else layer.next_position
-        return torch.where(key_mask.any(-1), first.expand(len(key_mask), -1).gather(1, last).squeeze(1) + 1, before)
+        after = first.expand(len(key_mask), -1).gather(1, last).squeeze(1) + 1
+        return torch.where(key_mask.any(-1), after, 0 if before is None else before)
 
     @property
     def blocks(self) -> list[PermuteFormerBlock]:

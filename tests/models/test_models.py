@@ -21,10 +21,10 @@ from permuteformer import (
 )
 from permuteformer.cli import app
 from permuteformer.models import PRESETS, PermuteFormerCache
-from permuteformer.models.images import image_tokens
 from permuteformer.models.streaming import encode_in_blocks
 from permuteformer.models.summary import summarize
 from permuteformer.positions.permute import Permute
+from permuteformer.tokens import image_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:positions on axis")  # heads this small repeat early
 

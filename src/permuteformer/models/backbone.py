@@ -249,7 +249,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         if self.config.axes > 1:
             raise ValueError(
                 f"position_ids must be given where axes={self.config.axes}: int64 of shape ({batch}, {length}, {self.config.axes}), the "
-                "coordinates of each token; see permuteformer.models.images"
+                "coordinates of each token; see permuteformer.tokens"
             )
         layer = None if cache is None else cache.layers[0]
         start = torch.zeros(batch, 1, dtype=torch.int64, device=device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -18,11 +17,9 @@ from torch import Tensor
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.tokens import EOS, PAPER, UNK, word_list
 
-_FIRST_BYTE = 3
-"""The id of byte 0, after PAD, CLS and SEP."""
-
-_BYTE_IDS = {chr(byte): byte + _FIRST_BYTE for byte in range(256)}
+_BYTE_IDS = {chr(byte): byte + PAPER.first for byte in range(256)}
 """The token of a byte is the character of its number."""
 
 _BYTES = {chr(byte): bytes([byte]) for byte in range(256)}
@@ -95,7 +92,7 @@ class ByteTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     @property
     def vocab_size(self) -> int:
         """259, without tokens that were added; ``len(tokenizer)`` counts these too."""
-        return _FIRST_BYTE + 256
+        return PAPER.size
 
     def get_vocab(self) -> dict[str, int]:
         return {**self._added_tokens_encoder, **_BYTE_IDS}
@@ -145,7 +142,7 @@ class ByteTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         return _BYTE_IDS.get(token)
 
     def _convert_id_to_token(self, index: int) -> str:
-        byte = index - _FIRST_BYTE
+        byte = index - PAPER.first
         if not 0 <= byte < 256:
             raise ValueError(f"ids must be from 0 to {len(self) - 1}, the tokens of this tokenizer; there is {index}")
         return chr(byte)
@@ -168,8 +165,6 @@ AutoTokenizer.register(PermuteFormerConfig, tokenizer_class=ByteTokenizer, exist
 Source = os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """Lines (``str``), files of lines (``Path``), or one file."""
 
-_UNK, _EOS = "<unk>", "</s>"
-
 
 def word_tokenizer(
     source: Source, *, min_frequency: int = 1, pad_token: str = "<pad>", pad_to_multiple_of: int = 8
@@ -191,39 +186,21 @@ def word_tokenizer(
     >>> tokenizer("the dog the bird")["input_ids"], len(tokenizer)
     ([3, 6, 3, 1, 2], 8)
     """
-    for name, value in {"min_frequency": min_frequency, "pad_to_multiple_of": pad_to_multiple_of}.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number from 1 on; it is {value!r}")
-    counts: Counter[str] = Counter()
-    for line in _lines(source):
-        counts.update(line.split())
-    if pad_token in counts or pad_token in (_UNK, _EOS) or pad_token.split() != [pad_token]:
-        raise ValueError(
-            f"pad_token must be a word that is not in the text, nor {_UNK!r} or {_EOS!r}; it is {pad_token!r}: give another, as '[PAD]'"
-        )
-    words = [word for word, count in counts.items() if count >= min_frequency and word not in (_UNK, _EOS)]
-    if not words:
-        most = max(counts.values(), default=0)
-        raise ValueError(
-            f"the vocabulary would be empty: source has {counts.total()} words, the most frequent {most} times, and min_frequency is "
-            f"{min_frequency}"
-        )
-    words.sort(key=lambda word: -counts[word])  # a stable sort: words are in order of first appearance
-    tokens = [pad_token, _UNK, _EOS, *words]
-    unused = (f"<unused{n}>" for n in range(len(counts) + pad_to_multiple_of))
-    tokens += islice((token for token in unused if token not in counts), -len(tokens) % pad_to_multiple_of)
+    tokens = word_list(_lines(source), min_frequency=min_frequency, pad_token=pad_token, pad_to_multiple_of=pad_to_multiple_of)
+    return tokenizer_of_words(tokens)
 
-    tokenizer = Tokenizer(WordLevel({token: n for n, token in enumerate(tokens)}, unk_token=_UNK))
+
+def tokenizer_of_words(tokens: list[str]) -> PreTrainedTokenizerFast:
+    """The tokenizer of a vocabulary as ``permuteformer.tokens.word_list`` makes it."""
+    tokenizer = Tokenizer(WordLevel({token: n for n, token in enumerate(tokens)}, unk_token=UNK))
     # White space as Python has it: four separators more than Unicode's.
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\x1c-\x1f]+"), behavior="removed")
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {_EOS}", pair=f"$A {_EOS} $B {_EOS}", special_tokens=[(_EOS, tokens.index(_EOS))]
-    )
+    tokenizer.post_processor = TemplateProcessing(single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, tokens.index(EOS))])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=pad_token,
-        unk_token=_UNK,
-        eos_token=_EOS,
+        pad_token=tokens[0],
+        unk_token=UNK,
+        eos_token=EOS,
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,  # "x<unk>" is one word; <unk> by itself is found as a word is
         model_input_names=["input_ids", "attention_mask"],

@@ -1,0 +1,94 @@
+"""Language modelling of the English prose that every CPython carries: real text on a machine without a network."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import platform
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from permuteformer.tasks.base import TASKS, Source
+from permuteformer.tasks.language import LanguageModelling
+from permuteformer.tasks.readers.problems import Problems
+
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__", "pydoc_data"}
+LEAST_BYTES = 1000
+"""Docstrings of a module that come to less are left out."""
+
+
+@TASKS.register("lm-bytes")
+class LmBytes(LanguageModelling):
+    """The topics of Python's help and the docstrings of its standard library, as bytes.
+
+    A topic or a module is a document; nine of ten are for training, and validation and test have the rest, told by a hash of the name. The
+    text is that of the Python that runs, so numbers are for comparison within one version of it.
+
+    Args:
+        corpus: ``"topics"`` (about 0.5 MB), ``"docstrings"`` or ``"all"``.
+        length: tokens of a window.
+        context: tokens at the beginning of a window of evaluation that are read and not scored.
+    """
+
+    layouts = ("comes with Python",)
+
+    def __init__(self, corpus: str = "all", length: int = 512, context: int = 256) -> None:
+        if corpus not in CORPORA:
+            raise ValueError(f"corpus must be one of {', '.join(map(repr, CORPORA))}; it is {corpus!r}")
+        self.corpus, self.length, self.context = corpus, length, context
+        self.check_options()
+
+    def recipe(self) -> dict[str, Any]:
+        return {**super().recipe(), "corpus": self.corpus, "python": platform.python_version()}
+
+    def sources(self, folder: Path) -> Iterator[Source]:
+        note = f"text of Python {platform.python_version()}: {self.corpus}"
+        yield Source("Python's own text", (_library(),), lambda problems: self.encode_documents(self._documents, problems), note)
+
+    def _documents(self, problems: Problems) -> Iterator[tuple[str, Iterable[str]]]:
+        for name, text in CORPORA[self.corpus]():
+            share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
+            yield "train" if share < 0.9 else "validation" if share < 0.95 else "test", text.split("\n")
+
+
+def topics() -> Iterator[tuple[str, str]]:
+    """The topics of Python's help."""
+    from pydoc_data.topics import topics
+
+    for name, text in sorted(topics.items()):
+        yield f"topic {name}", text.strip()
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """The docstrings of each module of the standard library, read from its source: nothing is imported."""
+    library = _library()
+    for path in sorted(library.rglob("*.py")):
+        if LEFT_OUT & set(path.relative_to(library).parts):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            continue
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found = [text for node in ast.walk(tree) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+        text = "\n\n".join(found).encode("utf-8", "ignore").decode()
+        if len(text) >= LEAST_BYTES:
+            yield f"module {path.relative_to(library)}", text
+
+
+def both() -> Iterator[tuple[str, str]]:
+    """Topics, then docstrings."""
+    yield from topics()
+    yield from docstrings()
+
+
+CORPORA = {"topics": topics, "docstrings": docstrings, "all": both}
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])

@@ -1,0 +1,114 @@
+"""LRA Pathfinder: are two discs joined by a dashed line?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from permuteformer.tasks import protocol as protocols
+from permuteformer.tasks.base import TASKS, Classification, Source
+from permuteformer.tasks.inputs import Pixels
+from permuteformer.tasks.prepare import Row
+from permuteformer.tasks.readers.images import gray_image
+from permuteformer.tasks.readers.lines import lines
+from permuteformer.tasks.readers.problems import BadItem, Problems
+
+LEVELS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
+RESOLUTIONS = (32, 64, 128, 256)
+PLACES = (".", "lra_release", "lra_release/lra_release")
+
+
+@TASKS.register("lra-pathfinder")
+class LraPathfinder(Classification):
+    """Images with two discs and many dashed lines.
+
+    The splits are the first 80, the next 10 and the last 10 of a hundred images, in the order of the metadata, as LRA's and the authors'.
+
+    Args:
+        resolution: pixels of a side: 32 (the paper's), 64, 128 or 256.
+        level: ``"easy"``, ``"intermediate"`` or ``"hard"``, the paper's: lines of 6, 9 or 14 dashes.
+        protocol: ``"lra"`` or ``"paper"``: whose tokens.
+        validate_on: ``"given"``, or ``"test"``, what the paper's authors did and the default of their protocol.
+        data: the data folder.
+        skip_bad: leave out what cannot be read, and count it. The official set has an empty image, ``sample_172.png`` of the easy level at
+            32 pixels, which is left out always.
+    """
+
+    layouts = tuple(f"{place}/pathfinder32/curv_contour_length_14/{{imgs,metadata}}".removeprefix("./") for place in PLACES)
+    advice = "make it: permuteformer data generate lra-pathfinder, or get the official one: permuteformer data fetch lra-pathfinder (8 GB)"
+
+    def __init__(
+        self,
+        resolution: int = 32,
+        level: str = "hard",
+        protocol: str = "lra",
+        validate_on: str | None = None,
+        data: str | None = None,
+        skip_bad: bool = False,
+    ) -> None:
+        if resolution not in RESOLUTIONS:
+            raise ValueError(f"resolution must be one of {', '.join(map(str, RESOLUTIONS))}; it is {resolution!r}")
+        if level not in LEVELS:
+            raise ValueError(f"level must be one of {', '.join(map(repr, LEVELS))}; it is {level!r}")
+        self.resolution, self.level, self.protocol = resolution, level, protocol
+        self.validate_on = protocols.validation(protocol, validate_on, "given")
+        self.input = Pixels(protocols.alphabet(protocol, pixels=True), (resolution, resolution))
+        self.data, self.skip_bad = data, skip_bad
+
+    @property
+    def labels(self) -> list[str]:
+        return ["apart", "joined"]
+
+    def recipe(self) -> dict[str, object]:
+        return {"resolution": self.resolution, "level": self.level}
+
+    def sources(self, folder: Path) -> Iterator[Source]:
+        for place in PLACES:
+            level = folder / place / f"pathfinder{self.resolution}" / LEVELS[self.level]
+            metadata = sorted((level / "metadata").glob("*.npy"), key=lambda path: (len(path.stem), path.stem))
+            if metadata:
+                title = f"{place}/{level.parent.name}/{level.name}".removeprefix("./")
+                yield Source(title, tuple(metadata), lambda p, level=level, files=metadata: self._read(level, files, p))  # type: ignore[misc]
+
+    def _read(self, level: Path, metadata: list[Path], problems: Problems) -> Iterator[tuple[str, Row]]:
+        # A count first, as splits are shares of it. Complaints come in the second reading.
+        total = sum(1 for _ in chain.from_iterable(lines(path, Problems(skip=True)) for path in metadata))
+        number = 0
+        for file in metadata:
+            for line, text in lines(file, problems):
+                split = "train" if 10 * number < 8 * total else "validation" if 10 * number < 9 * total else "test"
+                number += 1
+                try:
+                    row = self._image(level, text)
+                except ValueError as error:
+                    problems.add(BadItem(file, line, str(error)))
+                    continue
+                if row is not None:
+                    yield split, row
+
+    def _image(self, level: Path, line: str) -> Row | None:
+        """What a line of metadata tells of: folder, file, index, label and more. The files are text, whatever their ending says."""
+        fields = line.split()
+        if len(fields) < 4 or fields[3] not in ("0", "1"):
+            raise ValueError("a line must be: folder, file, index, label (0 or 1), …, separated by blanks")
+        path = (level / fields[0] / fields[1]).resolve()
+        if not path.is_relative_to(level.resolve()):
+            raise ValueError(f"the image {fields[0]}/{fields[1]} is outside of {level.name}")
+        if not path.is_file():
+            raise ValueError(f"there is no image {fields[0]}/{fields[1]}")
+        data = path.read_bytes()
+        if not data and self._known_empty(fields):
+            return None
+        try:
+            image = gray_image(data)
+        except ValueError as error:
+            raise ValueError(f"{fields[0]}/{fields[1]}: {error}") from None
+        if image.shape != self.input.grid:
+            raise ValueError(
+                f"{fields[0]}/{fields[1]} must be {self.resolution} x {self.resolution} pixels; it is {image.shape[1]} x {image.shape[0]}"
+            )
+        return {"value": image.tobytes(), "label": int(fields[3])}
+
+    def _known_empty(self, fields: list[str]) -> bool:
+        return (self.resolution, self.level) == (32, "easy") and fields[:2] == ["imgs/0", "sample_172.png"]

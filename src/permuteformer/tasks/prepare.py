@@ -1,0 +1,207 @@
+"""Prepared data: read once, stored as Arrow, mapped into memory ever after; there whole, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from permuteformer.tasks.folders import new_folder, prepared_folder
+from permuteformer.tasks.readers.problems import Problems
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+    from permuteformer.tasks.base import Source, Task
+
+Row = dict[str, Any]
+
+VERSION = 1
+"""Of the form of what is stored: another one makes all caches anew."""
+
+BATCH_BYTES = 16 * 2**20
+"""About how much is kept in memory before it is written."""
+
+
+class Prepared:
+    """A folder of prepared data: an Arrow file a split, and ``info.json``, which says what it is and what was wrong with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.info: dict[str, Any] = json.loads((folder / "info.json").read_text(encoding="utf-8"))
+
+    def open(self, split: str) -> Items:
+        """The items of a split."""
+        if split not in self.info["splits"]:
+            there = ", ".join(self.info["splits"]) or "none"
+            raise ValueError(f"the data has no {split} split ({self.info['title']}; there is {there})")
+        return Items(self.folder / f"{split}.arrow")
+
+
+class Items(Sequence[Row]):
+    """The rows of an Arrow file, read as they are asked for. Each has its number as ``id``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open()
+
+    def _open(self) -> None:
+        import datasets
+
+        self._rows: datasets.Dataset = datasets.Dataset.from_file(str(self.path))
+
+    def __getstate__(self) -> Path:  # worker processes open the file themselves
+        return self.path
+
+    def __setstate__(self, path: Path) -> None:
+        self.path = path
+        self._open()
+
+    def __len__(self) -> int:
+        return self._rows.num_rows
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.__getitems__(list(range(*index.indices(len(self)))))
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Row]:
+        """Several at once, as ``DataLoader`` asks for them."""
+        columns = self._rows[list(indices)]
+        return [
+            {"id": i % len(self), **dict(zip(columns, values, strict=True))}
+            for i, *values in zip(indices, *columns.values(), strict=True)
+        ]
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Numbers of one column."""
+        stop = len(self) if stop is None else min(stop, len(self))
+        part: np.ndarray = self._rows.data.column(name).slice(start, max(stop - start, 0)).to_numpy()
+        return part
+
+    def byte_lengths(self, name: str) -> np.ndarray:
+        """The sizes of the values of a column of bytes, without reading them."""
+        import pyarrow.compute as pc
+
+        lengths: np.ndarray = pc.binary_length(self._rows.data.column(name)).to_numpy()
+        return lengths.astype(np.int64)
+
+
+def prepare(task: Task, source: Source, progress: Callable[[int], None] | None = None) -> Prepared:
+    """The task's data from the cache, or read from ``source`` into it.
+
+    The entry is found by what it was made from: the task's recipe, and names, sizes and times of change of the source's files. Two
+    processes that want the same entry make it once.
+    """
+    key = _key(task, source)
+    folder = prepared_folder() / f"{task.name}-{key[:16]}"
+    if not folder.exists():
+        try:
+            with new_folder(folder) as partial:
+                _write(task, source, partial, progress)
+        except FileExistsError:
+            pass  # another process was faster
+    prepared = Prepared(folder)
+    problems = prepared.info["problems"]
+    if problems["count"] and not task.skip_bad:
+        first = "\n".join(f"  {problem}" for problem in problems["shown"])
+        raise ValueError(
+            f"{problems['count']:,} items of {source.title} cannot be used; mend them, or leave them out with skip_bad (--skip-bad):\n{first}"
+        )
+    return prepared
+
+
+def _key(task: Task, source: Source) -> str:
+    recipe = {
+        "version": VERSION,
+        "task": task.name,
+        "columns": dict(task.columns),
+        "recipe": task.recipe(),
+        "source": source.title,
+        "paths": [(str(path.absolute()), *_signature(path)) for path in source.paths],
+    }
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    """Size and time of change; of a folder that of adding or removing a file in it."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _write(task: Task, source: Source, folder: Path, progress: Callable[[int], None] | None) -> None:
+    problems = Problems(skip=task.skip_bad)
+    counts: dict[str, int] = {}
+    with ExitStack() as stack:
+        writers: dict[str, _Writer] = {}
+        for n, (split, row) in enumerate(source.read(problems), 1):
+            if split not in writers:
+                writers[split] = stack.enter_context(_Writer(folder / f"{split}.arrow", task.columns))
+            writers[split].add(row)
+            if progress is not None and n % 100 == 0:
+                progress(100)
+        for split, writer in writers.items():
+            writer.flush()
+            counts[split] = writer.count
+    if not any(counts.values()):
+        skipped = f": all {problems.count:,} items were bad; the first is {problems.shown[0]}" if problems.count else ""
+        raise ValueError(f"{source.title} ({', '.join(map(str, source.paths[:3]))}) has no items{skipped}")
+    info = {
+        "task": task.name,
+        "title": source.title,
+        "note": source.note,
+        "paths": [str(path) for path in source.paths],
+        "recipe": task.recipe(),
+        "splits": {split: counts[split] for split in ("train", "validation", "test") if split in counts},
+        "problems": {"count": problems.count, "shown": problems.shown},
+        **task.learned(),
+    }
+    (folder / "info.json").write_text(json.dumps(info), encoding="utf-8")
+
+
+class _Writer:
+    """Rows to an Arrow stream, a batch at a time. A row may hold whole columns, as arrays."""
+
+    def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
+        import pyarrow as pa
+
+        self.schema: pa.Schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
+        self.count = 0
+        self._file = open(path, "wb")  # noqa: SIM115
+        self._stream = pa.ipc.new_stream(self._file, self.schema)
+        self._rows: list[Row] = []
+        self._bytes = 0
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+        self._file.close()
+
+    def add(self, row: Row) -> None:
+        self._rows.append(row)
+        self._bytes += 100 + sum(getattr(value, "nbytes", None) or (len(value) if isinstance(value, bytes) else 0) for value in row.values())
+        if self._bytes >= BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        import pyarrow as pa
+
+        if not self._rows:
+            return
+        columns = []
+        for field in self.schema:
+            values = [row[field.name] for row in self._rows]
+            together = np.concatenate(values) if isinstance(values[0], np.ndarray) else values
+            columns.append(pa.array(together, field.type))
+        batch = pa.record_batch(columns, schema=self.schema)
+        self._stream.write_batch(batch)
+        self.count += batch.num_rows
+        self._rows, self._bytes = [], 0

@@ -1,0 +1,121 @@
+"""How text and images become tokens, once for models and tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """Values 0 … count − 1 (bytes, pixels, symbols) as token ids, among those that mean something else.
+
+    >>> Alphabet.paper(256)
+    Alphabet(count=256, pad=0, first=3, cls=1, sep=2)
+    >>> Alphabet.paper(256).size, Alphabet.lra(256).size
+    (259, 258)
+    """
+
+    count: int
+    pad: int
+    first: int
+    """The id of value 0."""
+    cls: int | None = None
+    sep: int | None = None
+
+    @classmethod
+    def paper(cls, count: int) -> Alphabet:
+        """As the paper's authors: PAD 0, CLS 1, SEP 2, values from 3 on."""
+        return cls(count, pad=0, first=3, cls=1, sep=2)
+
+    @classmethod
+    def lra(cls, count: int) -> Alphabet:
+        """As Long-Range Arena for text: PAD 0, values from 1 on. Its models put CLS before the sequence; here it is the last id."""
+        return cls(count, pad=0, first=1, cls=count + 1)
+
+    @classmethod
+    def lra_pixels(cls) -> Alphabet:
+        """As Long-Range Arena for images: ids are the pixels themselves; all images are of one size, so nothing is padded. CLS is 256."""
+        return cls(256, pad=0, first=0, cls=256)
+
+    @property
+    def size(self) -> int:
+        """Ids in all."""
+        return max(self.pad, self.first + self.count - 1, self.cls or 0, self.sep or 0) + 1
+
+    @property
+    def specials(self) -> int:
+        """Tokens that are put around a sequence."""
+        return (self.cls is not None) + (self.sep is not None)
+
+
+PAPER = Alphabet.paper(256)
+"""Bytes and pixels as in the paper's models, and of ``ByteTokenizer``."""
+
+
+def image_tokens(images: Tensor, alphabet: Alphabet = PAPER) -> tuple[Tensor, Tensor]:
+    """Tokens ``b l`` and positions ``b l 2`` (column, row) of gray images ``b height width`` of 0 … 255.
+
+    Pixels come row by row. CLS stands at (0, 0) and SEP at the last pixel, as in the paper's models, where the alphabet has them.
+
+    >>> tokens, positions = image_tokens(torch.tensor([[[0, 255], [7, 8]]], dtype=torch.uint8))
+    >>> tokens.tolist(), positions[0].tolist()
+    ([[1, 3, 258, 10, 11, 2]], [[0, 0], [0, 0], [1, 0], [0, 1], [1, 1], [1, 1]])
+    """
+    if images.dim() != 3 or images.is_floating_point() or images.is_complex():
+        raise ValueError(
+            f"images must be whole numbers 0 … 255 of shape (batch, height, width); they are {images.dtype} of shape "
+            f"{tuple(images.shape)}: turn colours to gray, and scale to 0 … 255, first"
+        )
+    tokens = images.flatten(1).long()
+    if tokens.numel() and (tokens.amin() < 0 or tokens.amax() > 255):
+        raise ValueError(f"images must be from 0 to 255; they are from {int(tokens.amin())} to {int(tokens.amax())}")
+    batch, height, width = images.shape
+    tokens = tokens + alphabet.first
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    positions = torch.stack([columns.flatten(), rows.flatten()], dim=-1)  # l 2
+    if alphabet.cls is not None:
+        tokens = torch.cat([tokens.new_full((batch, 1), alphabet.cls), tokens], dim=1)
+        positions = torch.cat([torch.zeros(1, 2, dtype=torch.int64), positions])
+    if alphabet.sep is not None:
+        tokens = torch.cat([tokens, tokens.new_full((batch, 1), alphabet.sep)], dim=1)
+        positions = torch.cat([positions, torch.tensor([[width - 1, height - 1]])])
+    return tokens, positions.to(tokens.device).expand(batch, -1, -1)
+
+
+UNK, EOS = "<unk>", "</s>"
+
+
+def word_list(lines: Iterable[str], *, min_frequency: int = 1, pad_token: str = "<pad>", pad_to_multiple_of: int = 8) -> list[str]:
+    """The words of a text, as a vocabulary: PAD is 0, ``<unk>`` 1, ``</s>`` 2; then come words by falling frequency, equally frequent
+    ones as they appear first, and unused tokens up to the multiple.
+
+    >>> word_list(["the cat and", "", "the dog"])
+    ['<pad>', '<unk>', '</s>', 'the', 'cat', 'and', 'dog', '<unused0>']
+    """
+    for name, value in {"min_frequency": min_frequency, "pad_to_multiple_of": pad_to_multiple_of}.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number from 1 on; it is {value!r}")
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line.split())
+    if pad_token in counts or pad_token in (UNK, EOS) or pad_token.split() != [pad_token]:
+        raise ValueError(
+            f"pad_token must be a word that is not in the text, nor {UNK!r} or {EOS!r}; it is {pad_token!r}: give another, as '[PAD]'"
+        )
+    words = [word for word, count in counts.items() if count >= min_frequency and word not in (UNK, EOS)]
+    if not words:
+        most = max(counts.values(), default=0)
+        raise ValueError(
+            f"the vocabulary would be empty: source has {counts.total()} words, the most frequent {most} times, and min_frequency is "
+            f"{min_frequency}"
+        )
+    words.sort(key=lambda word: -counts[word])  # a stable sort: words are in order of first appearance
+    tokens = [pad_token, UNK, EOS, *words]
+    unused = (f"<unused{n}>" for n in range(len(counts) + pad_to_multiple_of))
+    return tokens + list(islice((token for token in unused if token not in counts), -len(tokens) % pad_to_multiple_of))

@@ -15,8 +15,10 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
+import urllib.request
 import zipfile
 from collections import namedtuple
 from dataclasses import replace
@@ -27,6 +29,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from permuteformer.tasks import TASKS
 from permuteformer.tasks import fetch as fetching
 from permuteformer.tasks.catalogue import DOWNLOADS, Download, RemoteFile, find_download
 from permuteformer.tasks.fetch import FetchError, fetch
@@ -38,6 +41,11 @@ OTHER = random.Random(1).randbytes(len(BODY))
 
 needs_archives = pytest.mark.skipif(
     importlib.util.find_spec("permuteformer.tasks.readers.archives") is None, reason="readers/archives.py is not written yet"
+)
+
+needs_readers = pytest.mark.skipif(
+    any(importlib.util.find_spec(f"permuteformer.tasks.readers.{name}") is None for name in ("archives", "images", "literals")),
+    reason="the readers of the tasks are not written yet",
 )
 
 
@@ -207,8 +215,6 @@ def test_lost_connections_are_continued(server, tmp_path, size, length):
 
 @given(cuts=st.lists(st.integers(0, 120_000), max_size=4), ranges=st.booleans())
 def test_any_cuts(cuts, ranges):
-    import tempfile
-
     with pytest.MonkeyPatch.context() as patch, Server() as server, tempfile.TemporaryDirectory() as folder:
         patch.setenv("no_proxy", "127.0.0.1")
         patch.setattr(fetching, "FIRST_WAIT_SECONDS", 0.0)
@@ -463,8 +469,6 @@ def test_redirects_to_nowhere(server, tmp_path, elsewhere):
 
 
 def test_redirects_do_not_leave_https():
-    import urllib.request
-
     ask = urllib.request.Request("https://example.org/a")
     follow = fetching._Redirects().redirect_request
     with pytest.raises(fetching._Unusable, match="away from https"):
@@ -644,11 +648,13 @@ def test_archives_are_unpacked(server, tmp_path, unpack, wanted, root, expected)
     entry = download(server.url, sha256=None, unpack=unpack, filename=filename, wanted=wanted, root=root)
     there = fetch(entry, tmp_path)
     found = {path.relative_to(there).as_posix(): path.read_bytes() for path in there.rglob("*") if path.is_file()}
+    found.pop(".fetched.json")
     assert set(found) == expected
     for name, content in found.items():
         [original] = [each for each in MEMBERS if each.endswith(name)]
         assert content == MEMBERS[original]
     assert names(tmp_path) == ["data", "packed"]
+    assert json.loads((there / ".fetched.json").read_text())["files"][filename]["sha256"] == hashlib.sha256(server.body).hexdigest()
     fetch(entry, tmp_path)
     assert len(server.seen) == 1
 
@@ -656,7 +662,10 @@ def test_archives_are_unpacked(server, tmp_path, unpack, wanted, root, expected)
 @needs_archives
 def test_entries_share_an_archive(server, tmp_path):
     server.body = tar_of(MEMBERS)
-    both = [replace(download(server.url, sha256=None, unpack="tar", wanted=(f"top/{name}/",), root="top"), name=name) for name in "ab"]
+    both = [
+        replace(download(server.url, sha256=None, unpack="tar", wanted=(f"top/{name}/",), root="top"), name=name, folder=name)
+        for name in "ab"
+    ]
     assert (fetch(both[0], tmp_path) / "a" / "one.txt").read_bytes() == b"one"
     assert (fetch(both[1], tmp_path) / "b" / "three.txt").read_bytes() == b"three"
     assert len(server.seen) == 1
@@ -670,6 +679,17 @@ def test_an_archive_may_be_deleted_once_it_is_unpacked(server, tmp_path):
     (tmp_path / "packed" / "file.bin").unlink()
     fetch(entry, tmp_path)
     assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("content", [None, b"mine"])
+def test_a_folder_that_was_not_fetched_is_left_alone(server, tmp_path, content):
+    (tmp_path / "data").mkdir()
+    if content:
+        (tmp_path / "data" / "mine.txt").write_bytes(content)
+    with pytest.raises(FetchError, match=f"{tmp_path / 'data'} is there, but was not fetched.*move it away"):
+        fetch(download(server.url, unpack="tar"), tmp_path)
+    assert names(tmp_path / "data") == (["mine.txt"] if content else [])
+    assert server.seen == []
 
 
 @needs_archives
@@ -735,6 +755,38 @@ def test_what_entries_keep(entry, kept, left):
     assert kept.removeprefix("./").startswith(entry.root)
 
 
+LISTOPS = {f"listops-1000/basic_{split}.tsv": b"Source\tTarget\r\n" for split in ("train", "val", "test")}
+PAIRS = {f"tsv_data/new_aan_pairs.{split}.tsv": b"0.0\ta\tb\tb'c'\tb'd'\n" for split in ("train", "eval", "test")}
+PATHS = {f"pathfinder32/curv_contour_length_14/metadata/{number}.npy": b"imgs/0 sample_0.png 0 1\n" for number in range(2)}
+LRA = {f"lra_release/lra_release/{name}": content for name, content in {**LISTOPS, **PAIRS, **PATHS}.items()}
+LRA |= {"lra_release/listops-1000/basic_train.tsv": b"again", "lra_release/pathfinder128/curv_baseline/metadata/0.npy": b"large"}
+LAYOUTS = {
+    "aclImdb": {f"aclImdb/{split}/{label}/0_9.txt": b"text" for split in ("train", "test") for label in ("neg", "pos", "unsup")},
+    "cifar-10": {f"cifar-10-batches-py/{name}": b"batch" for name in ("data_batch_1", "test_batch")},
+    **dict.fromkeys(("lra_release", "lra-listops", "lra-retrieval", "lra-pathfinder"), LRA),
+    **{
+        f"{name}{raw}": {f"{name}{raw}/wiki.{split}.{ending}": b" text\n" for split in ("train", "valid", "test")}
+        for name in ("wikitext-103", "wikitext-2")
+        for raw, ending in (("", "tokens"), ("-raw", "raw"))
+    },
+}
+
+
+@needs_readers
+@pytest.mark.parametrize("name", DOWNLOADS)
+def test_tasks_find_what_was_fetched(server, tmp_path, name):
+    entry = DOWNLOADS[name]
+    server.body = (tar_of if entry.unpack == "tar" else zip_of)(LAYOUTS[name])
+    file = RemoteFile((server.url,), entry.files[0].filename)
+    there = fetch(replace(entry, files=(file,), bytes_unpacked=0, bytes_packed=0), tmp_path)
+    assert names(tmp_path) == sorted([there.name, "packed"])
+    for task in entry.tasks:
+        options = {"data": str(tmp_path), **({"raw": True} if name.endswith("-raw") else {})}
+        source = TASKS[task](**options).source()
+        assert source.paths
+        assert all(path.is_relative_to(there) and path.exists() for path in source.paths)
+
+
 def test_an_unknown_name_names_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'wikitext-103'"):
         find_download("wikitext103")
@@ -744,6 +796,7 @@ def test_an_unknown_name_names_the_nearest():
     ("change", "message"),
     [
         ({"name": "../up"}, "name must be"),
+        ({"folder": "a/b"}, "folder must be"),
         ({"files": ()}, "files of 'data' is empty"),
         ({"unpack": "rar"}, "unpack of 'data' must be"),
         ({"wanted": ("a/",)}, "are for archives"),

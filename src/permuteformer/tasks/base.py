@@ -92,6 +92,7 @@ class Task(ABC):
     """What ``sources`` looks for, for people."""
     advice: ClassVar[str] = ""
     """How to come by the data."""
+    licence: ClassVar[str] = "yours"
 
     data: str | None = None
     """The data folder; ``None`` for that of ``PERMUTEFORMER_DATA`` or the user's cache."""
@@ -161,6 +162,10 @@ class Task(ABC):
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
         """What the sums over a split mean."""
 
+    @abstractmethod
+    def words(self, item: Mapping[str, Any]) -> list[str]:
+        """An item as texts that a person can read; none for an image."""
+
     @property
     def labels(self) -> list[str]:
         """Names of the labels, in the order of their numbers; none for language models."""
@@ -216,6 +221,11 @@ class Classification(Task):
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
         return {"accuracy": sums["correct"] / sums["items"], "loss": sums["loss"] / sums["items"]}
+
+    def words(self, item: Mapping[str, Any]) -> list[str]:
+        if self.grid is not None:
+            return []
+        return [item[name].decode("utf-8", "replace") for name, kind in self.columns.items() if kind == "binary"]
 
 
 class Matching(Classification):

@@ -41,7 +41,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Download:
-    """Files that belong together, and what becomes of them: a folder ``name`` in the data folder."""
+    """Files that belong together, and what becomes of them: a folder in the data folder."""
 
     name: str
     title: str
@@ -55,15 +55,19 @@ class Download:
     wanted: tuple[str, ...] = ()
     """Members of the archive whose path begins with one of these are unpacked; all of them if there is none."""
     root: str = ""
-    """The folder in the archive that becomes the folder ``name``; the archive's top if empty."""
+    """The folder in the archive that becomes ``folder``; the archive's top if empty."""
+    folder: str = ""
+    """What it is called in the data folder, where tasks look for it; ``name`` if empty."""
     tasks: tuple[str, ...] = ()
     """Tasks that read it."""
     note: str = ""
     """What to know when it cannot be had."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise ValueError(f"name must be letters, digits, '.', '_' and '-'; it is {self.name!r}")
+        object.__setattr__(self, "folder", self.folder or self.name)
+        for field in ("name", "folder"):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value := getattr(self, field)):
+                raise ValueError(f"{field} must be letters, digits, '.', '_' and '-'; it is {value!r}")
         if not self.files:
             raise ValueError(f"files of {self.name!r} is empty; give at least one RemoteFile")
         if self.unpack not in ("none", "tar", "zip"):
@@ -114,7 +118,7 @@ _ACL_IMDB = Download(
     unpack="tar",
     wanted=("aclImdb/train/neg/", "aclImdb/train/pos/", "aclImdb/test/neg/", "aclImdb/test/pos/"),
     root="aclImdb",
-    tasks=("text",),
+    tasks=("lra-text",),
 )
 
 _CIFAR_10 = Download(
@@ -140,7 +144,9 @@ _CIFAR_10 = Download(
     bytes_unpacked=187_000_000,  # 60,000 images of 3,073 bytes, and their names
     unpack="tar",
     wanted=("cifar-10-batches-py/",),
-    tasks=("image",),
+    root="cifar-10-batches-py",
+    folder="cifar-10-batches-py",
+    tasks=("lra-image",),
 )
 
 _LRA_RELEASE = Download(
@@ -155,23 +161,25 @@ _LRA_RELEASE = Download(
     bytes_unpacked=18_600_000_000,  # the same
     unpack="tar",
     root="lra_release",
-    tasks=("listops", "retrieval", "pathfinder"),
+    tasks=("lra-listops", "lra-retrieval", "lra-pathfinder"),
     # Last known to work in 2024-12 (google-research/long-range-arena, issue 63); several public repositories report the 403 in 2026.
     note="Since 2026 people have been refused there (403), and no copy with a known sum is public. "
     "ListOps and Pathfinder can be generated instead.",
 )
 
 
-def _part_of_lra(task: str, title: str, member: str, bytes_unpacked: int | None) -> Download:
-    """A part of the release. The archive holds some parts twice; the inner folder has them all."""
+def _part_of_lra(name: str, title: str, folder: str, bytes_unpacked: int | None) -> Download:
+    """A part of the release, for the task of its name. The archive holds some parts twice; the inner folder has them all."""
+    root = f"lra_release/lra_release/{folder}"
     return replace(
         _LRA_RELEASE,
-        name=f"lra-{task}",
+        name=name,
         title=title,
         bytes_unpacked=bytes_unpacked,
-        wanted=(f"lra_release/lra_release/{member}/",),
-        root="lra_release/lra_release",
-        tasks=(task,),
+        wanted=(f"{root}/",),
+        root=root,
+        folder=folder,
+        tasks=(name,),
     )
 
 
@@ -196,7 +204,7 @@ def _wikitext(
         unpack="zip",
         wanted=(f"{name}/wiki.",),
         root=name,
-        tasks=("wikitext",),
+        tasks=(name.removesuffix("-raw"),),
     )
 
 
@@ -207,10 +215,10 @@ DOWNLOADS: dict[str, Download] = {
         _CIFAR_10,
         _LRA_RELEASE,
         # 100,000 trees of 1,035 symbols at the mean are 6.7 kB each with their brackets.
-        _part_of_lra("listops", "Long-Range Arena: ListOps", "listops-1000", 700_000_000),
-        _part_of_lra("retrieval", "Long-Range Arena: pairs of papers (AAN)", "tsv_data", None),
+        _part_of_lra("lra-listops", "Long-Range Arena: ListOps", "listops-1000", 700_000_000),
+        _part_of_lra("lra-retrieval", "Long-Range Arena: pairs of papers (AAN)", "tsv_data", None),
         # 600,000 images, each in a block of 4 KiB.
-        _part_of_lra("pathfinder", "Long-Range Arena: Pathfinder, 32 x 32", "pathfinder32", 2_500_000_000),
+        _part_of_lra("lra-pathfinder", "Long-Range Arena: Pathfinder, 32 x 32", "pathfinder32", 2_500_000_000),
         _wikitext(
             "wikitext-103",
             "WikiText-103, tokenised",

@@ -29,6 +29,7 @@ class Digits(Classification):
         protocol: ``"lra"`` or ``"paper"``: whose tokens.
     """
 
+    licence = "CC BY 4.0"
     layouts = ("comes with the package",)
 
     def __init__(self, protocol: str = "paper") -> None:

@@ -37,6 +37,9 @@ Progress = Callable[[int, "int | None"], None]
 PACKED = "packed"
 """The folder, in the data folder, where archives are kept: entries of the catalogue share them."""
 
+MARK = ".fetched.json"
+"""In an unpacked folder: by its absence, folders that were made by hand or generated are told from fetched ones."""
+
 FIRST_WAIT_SECONDS = 1.0
 """Before the second attempt; every further wait is twice as long."""
 LONGEST_WAIT_SECONDS = 120.0
@@ -62,7 +65,7 @@ class _Unusable(Exception):
 
 
 def fetch(download: Download, folder: Path, *, progress: Progress | None = None, timeout_seconds: float = 30, attempts: int = 5) -> Path:
-    """Download, check and unpack into ``folder``; return the folder with the data, ``folder / download.name``.
+    """Download, check and unpack into ``folder``; return the folder with the data, ``folder / download.folder``.
 
     What is there already is not fetched again. What broke off, by a lost line, Ctrl-C or ``kill -9``, is continued by the next call.
     Archives stay in ``folder / "packed"``; once unpacked they may be deleted.
@@ -78,7 +81,7 @@ def fetch(download: Download, folder: Path, *, progress: Progress | None = None,
         raise ValueError(f"attempts must be 1 or more; it is {attempts}")
     if timeout_seconds <= 0:
         raise ValueError(f"timeout_seconds must be above 0; it is {timeout_seconds}")
-    target = folder / download.name
+    target = folder / download.folder
     store = folder / PACKED if download.unpack != "none" else target
     if _is_done(download, store, target):
         return target
@@ -88,6 +91,8 @@ def fetch(download: Download, folder: Path, *, progress: Progress | None = None,
             locks.enter_context(_alone(store / filename))
         if _is_done(download, store, target):  # another process was faster
             return target
+        if download.unpack != "none" and target.exists():
+            raise FetchError(f"{target} is there, but was not fetched: tasks use it as it is; move it away to fetch {download.name}")
         missing = [file for file in download.files if not _is_whole(file, store / file.filename)]
         _check_space(download, missing, store)
         for file in missing:
@@ -103,7 +108,7 @@ def _silent(done: int, size: int | None) -> None:
 
 def _is_done(download: Download, store: Path, target: Path) -> bool:
     if download.unpack != "none":
-        return target.is_dir() and any(target.iterdir())  # it got its name when it was whole
+        return (target / MARK).is_file()  # the folder got its name when it was whole
     return all(_is_recorded(store / file.filename) for file in download.files)
 
 
@@ -166,13 +171,12 @@ def _unpack(download: Download, store: Path, target: Path) -> None:
             extract(path, staging, download.keeps)
         top = staging / download.root
         if not top.is_dir() or not any(top.iterdir()):
-            looked_for = ", ".join(download.wanted) or download.root or "any file"
-            raise FetchError(
-                f"{store} has the files of {download.name}, but {looked_for} is not in them; is it another archive of that name?"
-            )
+            looked_for = ", ".join(download.wanted) or download.root or "file"
+            raise FetchError(f"{', '.join(names)} in {store} has no {looked_for}; is it another archive of that name?")
         for child in list(top.iterdir()):
             child.rename(partial / child.name)
         shutil.rmtree(staging)
+        _write_json(partial / MARK, {"download": download.name, "files": {name: _read_json(_record(store / name)) for name in names}})
 
 
 def _record(path: Path) -> Path:
@@ -323,7 +327,7 @@ def _attempt(url: str, file: RemoteFile, part: _Part, progress: Progress, timeou
 def _request(url: str, file: RemoteFile, part: _Part, progress: Progress, timeout_seconds: float) -> None:
     """Ask for what is missing, and append it to the part."""
     version = part.version() if part.version().get("url") == url else {}
-    if version and version["size"] == part.size:
+    if version and version.get("size") == part.size:
         return  # it broke off between the last byte and the check
     validator: str = version.get("etag") or version.get("last_modified") or ""
     start = part.size if validator else 0
@@ -354,8 +358,8 @@ def _place(response: HTTPResponse, url: str, file: RemoteFile, part: _Part, star
         begins, size = _content_range(response.headers)
         before = part.version()
         now = {"etag": etag, "last_modified": last_modified, "size": size}
-        if begins == start and all(before[name] in (None, value) or value is None for name, value in now.items()):
-            return start, before["size"]
+        if begins == start and all(before.get(name) in (None, value) or value is None for name, value in now.items()):
+            return start, before.get("size")
         part.begin({})
         raise _TryAgain("has another version of the file than before")
     if response.status != 200:

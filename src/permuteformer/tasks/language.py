@@ -140,6 +140,11 @@ class LanguageModelling(Task):
             "word_perplexity": _exp(sums["loss"] / max(sums["words"], 1)),
         }
 
+    def words(self, item: Mapping[str, Any]) -> list[str]:
+        if self.unit == "words":
+            return [" ".join("\n" if (word := self.vocabulary[n]) == EOS else word for n in item["targets"].tolist())]
+        return [item["targets"].tobytes().replace(bytes([END_OF_DOCUMENT]), b"").decode("utf-8", "replace")]
+
     def _words_and_bytes(self, before: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """How many words, and how many bytes, the tokens ``labels`` are, each of them after one of ``before``."""
         if self.unit == "words":

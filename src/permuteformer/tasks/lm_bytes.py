@@ -33,6 +33,7 @@ class LmBytes(LanguageModelling):
         context: tokens at the beginning of a window of evaluation that are read and not scored.
     """
 
+    licence = "PSF"
     layouts = ("comes with Python",)
 
     def __init__(self, corpus: str = "all", length: int = 512, context: int = 256) -> None:

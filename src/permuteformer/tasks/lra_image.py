@@ -36,6 +36,7 @@ class LraImage(Classification):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    licence = "research, with citation (Krizhevsky 2009)"
     layouts = (
         "cifar-10-batches-py/{data_batch_1 … 5, test_batch}",
         "cifar-10-python.tar.gz",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from permuteformer.tasks import protocol as protocols
 from permuteformer.tasks.base import TASKS, Classification, Source
@@ -34,6 +35,7 @@ class LraListops(Classification):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    licence = "Apache-2.0 (LRA); generated: yours"
     layouts = tuple(f"{place}/basic_{{train,val,test}}.tsv" for place in PLACES)
     advice = "make it: permuteformer data generate lra-listops, or get the official one: permuteformer data fetch lra-listops (8 GB)"
 
@@ -51,6 +53,9 @@ class LraListops(Classification):
             files = {split: folder / place / f"basic_{name}.tsv" for name, split in SPLIT_NAMES.items()}
             if all(path.is_file() for path in files.values()):
                 yield Source(f"{place}/basic_*.tsv", tuple(files.values()), lambda p, files=files: _read(files, p))  # type: ignore[misc]
+
+    def words(self, item: Mapping[str, Any]) -> list[str]:
+        return [" ".join(SYMBOLS[n] for n in item["value"])]
 
     def first_token_accuracy(self, split: str) -> float:
         """The share of a split that is answered right from the first token alone."""

@@ -35,6 +35,7 @@ class LraPathfinder(Classification):
             32 pixels, which is left out always.
     """
 
+    licence = "Apache-2.0 (LRA); generated: yours"
     layouts = tuple(f"{place}/pathfinder32/curv_contour_length_14/{{imgs,metadata}}".removeprefix("./") for place in PLACES)
     advice = "make it: permuteformer data generate lra-pathfinder, or get the official one: permuteformer data fetch lra-pathfinder (8 GB)"
 

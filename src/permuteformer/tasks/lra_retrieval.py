@@ -18,7 +18,8 @@ SPLIT_NAMES = {"train": "train", "eval": "validation", "test": "test"}
 """How the files call splits, and how they are called here."""
 
 PLACES = ("lra_release/lra_release/tsv_data", "lra_release/tsv_data", "tsv_data", "lra-retrieval", ".")
-STAND_IN = "pairs of ACL abstracts, label: they share an author; not LRA's pairs, label: one cites the other"
+ABSTRACTS = "pairs of ACL abstracts, label: they share an author; not LRA's pairs, label: one cites the other"
+HALVES = "pairs of halves of articles, label: they are of one article; not LRA's pairs, label: one cites the other"
 
 
 @TASKS.register("lra-retrieval")
@@ -33,9 +34,11 @@ class LraRetrieval(Matching):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    licence = "ACL Anthology: CC BY 4.0 / CC BY-NC-SA 3.0"
     layouts = (
         *(f"{place}/new_aan_pairs.{{train,eval,test}}.tsv[.gz]" for place in PLACES),
         "acl_pairs/acl_pairs.{train,eval,test}.tsv[.gz], a stand-in",
+        "retrieval-halves/new_aan_pairs.{train,eval,test}.tsv, generated",
     )
     advice = "get it: permuteformer data fetch lra-retrieval (8 GB), or make pairs: permuteformer data generate lra-retrieval --from FILE"
 
@@ -58,7 +61,8 @@ class LraRetrieval(Matching):
         return ["unrelated", "related"]
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        stems = [(place, "new_aan_pairs", "") for place in PLACES] + [("acl_pairs", "acl_pairs", STAND_IN)]
+        stems = [(place, "new_aan_pairs", "") for place in PLACES]
+        stems += [("acl_pairs", "acl_pairs", ABSTRACTS), ("retrieval-halves", "new_aan_pairs", HALVES)]
         for place, stem, note in stems:
             for ending in (".tsv", ".tsv.gz"):
                 files = {split: folder / place / f"{stem}.{name}{ending}" for name, split in SPLIT_NAMES.items()}

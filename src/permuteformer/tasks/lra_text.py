@@ -32,6 +32,7 @@ class LraText(Classification):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    licence = "research, with citation (Maas et al. 2011)"
     layouts = (
         "aclImdb/{train,test}/{neg,pos}/*.txt",
         "aclImdb_v1.tar.gz",

@@ -32,6 +32,7 @@ class WikiText(LanguageModelling):
     folders: ClassVar[tuple[str, ...]]
     """Where it may be in the data folder."""
     note: ClassVar[str] = ""
+    licence = "CC BY-SA 3.0"
 
     def __init__(
         self,

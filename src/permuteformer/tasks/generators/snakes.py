@@ -57,7 +57,7 @@ class Stamps:
         """Put raster ``which`` around a pixel of each of ``rows``, as far as it is brighter than what is there."""
         flat = images.reshape(-1)
         where = (rows * images.shape[1] + pixels)[:, None] + self.places[which]
-        flat[where] = np.maximum(flat[where], self.values[which] if contrast == 1 else self.values[which] * contrast)
+        flat[where] = np.maximum(flat.take(where), self.values[which] if contrast == 1 else self.values[which] * contrast)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +89,8 @@ class Paddles:
     """d: from the pivot to the end of the paddle; the first 360 are not used."""
     near: Array
     """b: from the end to all pixels within the margin."""
+    rooms: tuple[int, ...]
+    """360: the pixels where a first paddle can begin so that it stays in the image, as the bits of a number."""
     cores: tuple[tuple[int, ...], ...]
     """360 times: the pixels that must be free for a first paddle, from its beginning."""
     solids: Stamps
@@ -116,9 +118,12 @@ def paddles(size: int, length: int, thickness: float, margin: int, continuity: f
     angles = np.concatenate([degrees, turns])
     hanging = np.concatenate([degrees, turns + np.pi])
     lines, masks = (np.stack(rasters) for rasters in zip(*(_paddle(angle, length, thickness, margin) for angle in hanging), strict=True))
-    frame = length + 3 * margin + 4 + math.ceil(thickness)  # from a pixel of the image to all that is looked at
+    frame = length + 3 * margin + 4  # from the end of a paddle to all that is looked at for the next one
     side = size + 2 * frame
     number = np.array([side, 1])
+    inside = _bits(np.pad(np.ones((size, size), bool), frame))
+    heads = _up(_way(degrees, length))
+    pivots = _up(heads - _way(degrees, length + margin)) @ number
     weights = _weights(angles, turns, continuity)
     most = np.max(np.count_nonzero(weights > 1e-9, axis=1))
     liked = np.argsort(-weights, axis=1, kind="stable")[:, :most]
@@ -128,12 +133,15 @@ def paddles(size: int, length: int, thickness: float, margin: int, continuity: f
         hanging=hanging,
         lines=Stamps.of(lines, side),
         masks=Stamps.of(masks, side),
-        pivots=_up(_up(_way(degrees, length)) - _way(degrees, length + margin)) @ number,
+        pivots=pivots,
         moves=_up(_way(angles, length + 2 * margin)) @ number,
         followers=SEEDS + liked,
         weights=np.take_along_axis(weights, liked, axis=1),
         ends=np.concatenate([np.zeros(SEEDS, np.int64), circle @ number]),
         near=np.argwhere(_dilated(np.pad([[1]], margin), margin)) @ number - margin * number.sum(),
+        rooms=tuple(
+            _shifted(inside, move) & _shifted(inside, back) for move, back in zip((heads @ number).tolist(), pivots.tolist(), strict=True)
+        ),
         cores=tuple(_core(mask, side) for mask in masks[:SEEDS]),
         solids=Stamps.of(np.where(masks > _CLASH - 256, _CLASH - masks.astype(int), 0).astype(np.uint8), side),
     )
@@ -155,14 +163,14 @@ class Field:
 
     def beginnings(self, row: int, direction: int, least: float = 0.0) -> Array:
         """The pixels of an image where a first paddle can begin; none if less than the share ``least`` of the image is free."""
-        packed = np.packbits(self.occupied[row] <= _FREE, bitorder="little").tobytes()
-        free = int.from_bytes(packed, "little")  # a number, so that the whole image is shifted at once
+        free = _bits(self.occupied[row] <= _FREE)
         if free.bit_count() < least * self.tables.size**2:
             return np.empty(0, np.int64)
-        fit = (1 << 8 * len(packed)) - 1
+        fit = self.tables.rooms[direction]
         for move in self.tables.cores[direction]:
-            fit &= free >> move if move > 0 else free << -move
-        return np.flatnonzero(np.unpackbits(np.frombuffer(fit.to_bytes(len(packed), "little"), np.uint8), bitorder="little"))
+            fit &= _shifted(free, move)
+        octets = np.frombuffer(fit.to_bytes(fit.bit_length() // 8 + 1, "little"), np.uint8)
+        return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
 
 
 class Snakes:
@@ -183,8 +191,8 @@ class Snakes:
         pivots = self.pivots + tables.moves[last]
         followers = tables.followers[last]
         ends = pivots[:, None] + tables.ends[followers]
-        near = occupied[(first[:, None] + ends)[..., None] + tables.near]
-        likes = np.cumsum(tables.weights[last] * (255 - near.max(axis=-1)), axis=1)
+        near = occupied.take(first[:, None] + ends + tables.near[:, None, None])
+        likes = np.cumsum(tables.weights[last] * (255 - near.max(axis=0)), axis=1)
         picks = np.full(len(ends), -1)
         waiting = np.flatnonzero(likes[:, -1] >= 1e-4 * 255)
         for _ in range(_TRIES):
@@ -192,7 +200,7 @@ class Snakes:
             pick = np.argmax(like > like[:, -1:] * rng.random((len(waiting), 1)), axis=1)
             chosen = followers[waiting, pick]
             touched = (first[waiting] + ends[waiting, pick])[:, None] + tables.solids.places[chosen]
-            clash = (occupied[touched] >= tables.solids.values[chosen]).any(axis=1)
+            clash = (occupied.take(touched) >= tables.solids.values[chosen]).any(axis=1)
             picks[waiting[~clash]] = pick[~clash]
             waiting = waiting[clash]
         grown = picks >= 0
@@ -231,7 +239,7 @@ def _weights(angles: Array, turns: Array, continuity: float) -> Array:
     """d k: the cosine of the turn, sharpened by ``continuity``, squared."""
     turn = np.abs(angles[:, None] - turns)
     turn = np.minimum(turn, 2 * np.pi - turn)
-    return np.maximum(np.cos(np.minimum(continuity * turn, np.pi / 2)), 0) ** 2
+    return np.square(np.cos(np.minimum(continuity * turn, np.pi / 2)))
 
 
 def _paddle(angle: float, length: int, thickness: float, margin: int) -> tuple[Array, Array]:
@@ -250,9 +258,19 @@ def _core(mask: Array, side: int) -> tuple[int, ...]:
     return tuple(((np.argwhere(mask == 255) - reach) @ [side, 1]).tolist())
 
 
+def _bits(image: Array) -> int:
+    """A number with a bit a pixel: a whole image is shifted and compared at once."""
+    return int.from_bytes(np.packbits(image, bitorder="little").tobytes(), "little")
+
+
+def _shifted(bits: int, move: int) -> int:
+    """The image in which each pixel is what was at its number plus ``move``."""
+    return bits >> move if move > 0 else bits << -move
+
+
 def _way(angle: Any, distance: float) -> Array:
     """Rows and columns to go for a distance at an angle."""
-    return distance * np.stack([np.sin(angle), np.cos(angle)], axis=-1)
+    return np.stack([distance * np.sin(angle), distance * np.cos(angle)], axis=-1)
 
 
 def _up(places: Array) -> Array:

@@ -28,7 +28,7 @@ def wrong_names(names: Sequence[str]) -> str | None:
     return f"{printable(name)!r} is there {times:,} times" if times > 1 else None
 
 
-def without_empty_lines(path: AnyPath, found: Iterator[tuple[int, T | None]]) -> Iterator[tuple[int, T | BadItem]]:
+def without_empty_lines(path: AnyPath, found: Iterator[tuple[int, T | BadItem | None]]) -> Iterator[tuple[int, T | BadItem]]:
     """What was found, where ``None`` is an empty line: a problem, unless nothing comes after it."""
     first, count = 0, 0
     for number, item in found:

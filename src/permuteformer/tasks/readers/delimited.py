@@ -52,7 +52,8 @@ def _rows(path: AnyPath, records: Records, columns: Sequence[str] | None, empty_
         names = list(columns)
     if empty_value and len(names) == 1:
         records = ((number, [""] if fields is None else fields) for number, fields in records)
-    for number, fields in without_empty_lines(path, records):
+    checked: Iterator[tuple[int, list[str] | BadItem]] = without_empty_lines(path, records)
+    for number, fields in checked:
         if isinstance(fields, BadItem):
             yield number, fields
         elif len(fields) != len(names):

@@ -21,7 +21,8 @@ def rows(path: AnyPath) -> Iterator[tuple[int, dict[str, Any] | BadItem]]:
     """Line numbers and objects, or what is wrong in their place. A key that is there twice is wrong: one value would be lost."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=_finite)
     found = ((number, None if isinstance(line, str) and line.isspace() else line) for number, line in text_lines(path))
-    for number, line in without_empty_lines(path, found):
+    checked: Iterator[tuple[int, str | BadItem]] = without_empty_lines(path, found)
+    for number, line in checked:
         yield number, line if isinstance(line, BadItem) else _object(path, number, line, decoder)
 
 

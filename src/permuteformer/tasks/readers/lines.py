@@ -67,33 +67,34 @@ def text_lines(path: AnyPath, encoding: str = "utf-8") -> Iterator[tuple[int, st
 
 def byte_lines(path: AnyPath) -> Iterator[tuple[int, bytes | BadItem]]:
     """As ``text_lines``, in bytes. Problems of the whole file come last, with the number of the last line."""
-    number = 0
-    line = _Line()
+    number, begun = 0, _Begun()
     try:
         for chunk in chunks(path):
             start = 0
             while end := chunk.find(b"\n", start) + 1:
-                line.add(chunk[start:end])
-                start, number = end, number + 1
-                yield number, line.taken(path, number)
+                line, start, number = chunk[start:end], end, number + 1
+                yield number, begun.ended(path, number, line) if begun or number == 1 or end > MAX_LINE_BYTES else line
             if start < len(chunk):
-                line.add(chunk[start:])
+                begun.add(chunk[start:])
     except Broken as error:
-        yield number, BadItem(path, None, f"ends early after line {number:,}: {error}; fetch or copy it again")
+        yield number, BadItem(path, None, f"ends early after line {number:,}: {error}")
         return
-    last = line.taken(path, number + 1)
+    last = begun.ended(path, number + 1, b"")
     if last:
         yield number + 1, last
     elif not number:
         yield 0, BadItem(path, None, "the file is empty; fetch or copy it again")
 
 
-class _Line:
-    """A line in the making. Its pieces are joined once: adding bytes to bytes takes quadratic time."""
+class _Begun:
+    """The beginning of a line whose end is not there yet. Pieces are joined once: adding them up takes quadratic time."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
+
+    def __bool__(self) -> bool:
+        return self._size > 0
 
     def add(self, piece: bytes) -> None:
         self._size += len(piece)
@@ -101,16 +102,15 @@ class _Line:
         if self._size > MAX_LINE_BYTES + 2:  # the line's end does not count
             self._pieces.clear()
 
-    def taken(self, path: AnyPath, number: int) -> bytes | BadItem:
-        """The line, or that it was too long; then a new one begins."""
+    def ended(self, path: AnyPath, number: int, piece: bytes) -> bytes | BadItem:
+        """The line with its last piece, or that it was too long; then nothing is begun."""
+        self.add(piece)
         line, size = b"".join(self._pieces), self._size
         self._pieces.clear()
         self._size = 0
-        if number == 1:
-            line = line.removeprefix(_BOM)
         if size > MAX_LINE_BYTES and size - _end(line) > MAX_LINE_BYTES:
             return BadItem(path, number, f"the line has more than {MAX_LINE_BYTES:,} bytes, which is the limit; break it up")
-        return line
+        return line.removeprefix(_BOM) if number == 1 else line
 
 
 def _end(line: bytes) -> int:

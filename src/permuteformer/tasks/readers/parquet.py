@@ -72,13 +72,16 @@ def _group(path: AnyPath, file: Any, group: int, first: int, last: int) -> Rows:
         yield number, BadItem(path, number, f"rows {number:,} to {last:,} cannot be read ({wrong}); fetch or copy it again")
 
 
-def _batch(path: AnyPath, batch: Any, first: int) -> Iterator[dict[str, Any] | BadItem]:
+def _batch(path: AnyPath, batch: Any, first: int) -> list[dict[str, Any] | BadItem]:
     try:
-        yield from batch.to_pylist()
-    except Exception:  # text that is not UTF-8, dates that Python does not have: find the rows that have them
-        for at in range(batch.num_rows):
-            try:
-                row = batch.slice(at, 1).to_pylist()[0]
-            except Exception as error:
-                row = BadItem(path, first + at, f"this row cannot be used: {reason(error)}")
-            yield row
+        return list(batch.to_pylist())
+    except Exception:  # text that is not UTF-8, dates that Python does not have: only the rows that have them are lost
+        return [_row(path, batch.slice(at, 1), first + at) for at in range(batch.num_rows)]
+
+
+def _row(path: AnyPath, one: Any, number: int) -> dict[str, Any] | BadItem:
+    try:
+        row: dict[str, Any] = one.to_pylist()[0]
+    except Exception as error:
+        return BadItem(path, number, f"this row cannot be used: {reason(error)}")
+    return row

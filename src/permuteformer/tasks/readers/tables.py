@@ -81,13 +81,16 @@ _OTHERS: dict[str, tuple[Callable[[AnyPath], Found], Callable[[AnyPath], list[st
     ".parquet": (parquet.rows, parquet.column_names),
 }
 
+ENDINGS = (*_DELIMITED, *_OTHERS, *(ending + packing for ending in (*_DELIMITED, *_OTHERS) if ending != ".parquet" for packing in PACKINGS))
+"""What names of tables end in. Parquet packs by itself."""
+
 
 def _ending(path: AnyPath) -> str:
-    root, ending = os.path.splitext(os.path.basename(os.fspath(path)).lower())
-    if ending in PACKINGS:
-        inner = os.path.splitext(root)[1]
-        ending = "" if inner == ".parquet" else inner  # Parquet packs by itself
-    if ending not in (*_DELIMITED, *_OTHERS):
-        known = ", ".join((*_DELIMITED, *_OTHERS))
-        raise BadItem(path, None, f"the ending must be one of {known}, or one of these but .parquet and {', '.join(PACKINGS)}; rename it")
-    return ending
+    name = os.path.basename(os.fspath(path)).lower()
+    for packing in PACKINGS if name.endswith(ENDINGS) else ():
+        name = name.removesuffix(packing)
+    found = [ending for ending in (*_DELIMITED, *_OTHERS) if name.endswith(ending)]
+    if not found:
+        packed = f"all but .parquet maybe with {', '.join(PACKINGS)} after it"
+        raise BadItem(path, None, f"the ending must be one of {', '.join((*_DELIMITED, *_OTHERS))}, {packed}; rename it")
+    return found[0]

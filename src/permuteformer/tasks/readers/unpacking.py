@@ -41,7 +41,10 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 class Broken(Exception):
-    """The stream cannot be read further; what came before is good. The message says why."""
+    """The stream cannot be read further; what came before is good. The message says why, and what to do."""
+
+    def __init__(self, wrong: str, advice: str = "fetch or copy it again") -> None:
+        super().__init__(f"{wrong}; {advice}")
 
 
 def chunks(path: AnyPath) -> Iterator[bytes]:
@@ -59,7 +62,7 @@ def chunks(path: AnyPath) -> Iterator[bytes]:
         for piece in _unpacked(file, packing) if packing else _pieces(file):
             total += len(piece)
             if total > MAX_UNPACKED_BYTES:
-                raise Broken(f"it unpacks to more than {MAX_UNPACKED_BYTES:,} bytes, which is the limit")
+                raise Broken(f"it unpacks to more than {MAX_UNPACKED_BYTES:,} bytes, which is the limit", "do not trust it")
             yield piece
 
 
@@ -96,7 +99,7 @@ def _packing(path: AnyPath, file: BinaryIO) -> str | None:
     by_ending = PACKINGS.get(os.path.splitext(os.fspath(path).lower())[1])
     by_bytes = next((packing for packing, begins in _FIRST_BYTES.items() if begins.match(head)), None)
     if head and by_ending and by_ending != by_bytes:
-        raise Broken(f"it is named as {by_ending} data, but begins as {by_bytes or 'something else'}")
+        raise Broken(f"it is named as {by_ending} data, but begins as {by_bytes or 'something else'}", "rename it, or fetch it again")
     return by_bytes
 
 

@@ -1,4 +1,4 @@
-"""The command line: it parses, calls, and shows; what is done is done elsewhere."""
+"""Commands about models: the presets, and starting from other checkpoints."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console()
+from permuteformer.cli.terminal import console, errors_in_words, short, size
 
 
-@app.callback()
-def permuteformer() -> None:
-    """PermuteFormer: relative positions for linear attention, at any length."""
-
-
-@app.command()
 def models(
     only: Annotated[str, typer.Argument(help="Show presets whose name contains this.")] = "",
     length: Annotated[int, typer.Option(help="Tokens to count the work at; 0 for each task's own longest input.", min=0)] = 0,
@@ -45,13 +37,12 @@ def models(
     for name in track(names, description="counting", console=console, transient=True):
         own = next((longest for task, (_, longest, _) in TASKS.items() if name.endswith(task)), LM_LENGTH)
         summary = summarize(PermuteFormerConfig.preset(name), length or own)
-        state = "" if summary.state_bytes is None else _bytes(summary.state_bytes)
-        reach = "any" if summary.reach is None else " x ".join(_short(r) for r in summary.reach)
-        table.add_row(name, _short(summary.parameters), f"{summary.length:,}", _short(summary.flops_per_token), state, reach)
+        state = "" if summary.state_bytes is None else size(summary.state_bytes)
+        reach = "any" if summary.reach is None else " x ".join(short(r) for r in summary.reach)
+        table.add_row(name, short(summary.parameters), f"{summary.length:,}", short(summary.flops_per_token), state, reach)
     console.print(table)
 
 
-@app.command()
 def convert(
     source: Annotated[str, typer.Argument(help="Folder of a BERT or GPT-2 checkpoint, or its name on the hub.")],
     output: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet, or be empty.")],
@@ -69,22 +60,7 @@ def convert(
         overrides = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in field or [])}
     except json.JSONDecodeError as error:
         raise typer.BadParameter(f"a value must be JSON (numbers as they are, texts in double quotes): {error}") from None
-    try:
+    with errors_in_words(StrictDataclassError):
         report = convert_checkpoint(source, output, **overrides)
-    except (ValueError, TypeError, OSError, StrictDataclassError) as error:
-        console.print(f"{error}", style="red", markup=False)
-        raise typer.Exit(1) from None
     console.print(str(report), markup=False)
     console.print(f"written to {output}", markup=False)
-
-
-def _short(number: float) -> str:
-    """A number that a person can read."""
-    for limit, unit in ((1e15, ""), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if number >= limit:
-            return f"{number:.1e}" if not unit else f"{number / (limit if unit != 'k' else 1e3):.3g} {unit}"
-    return f"{number:,.0f}"
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 2**20:.1f} MiB" if number >= 2**20 else f"{number / 2**10:.0f} KiB"

@@ -1,0 +1,5 @@
+"""``python -m permuteformer`` is the command line."""
+
+from permuteformer.cli import app
+
+app()

@@ -15,7 +15,7 @@ def parse_options(build: Callable[..., Any], words: Iterable[str]) -> dict[str, 
     >>> parse_options(task, ["size=16", "skip-bad=true", "seed=none"])
     {'size': 16, 'skip_bad': True, 'seed': None}
     """
-    hints = typing.get_type_hints(build.__init__ if isinstance(build, type) else build)
+    hints = typing.get_type_hints(build.__init__ if isinstance(build, type) else build)  # type: ignore[misc]
     options: dict[str, Any] = {}
     for word in words:
         name, sign, value = word.partition("=")

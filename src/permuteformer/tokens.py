@@ -10,6 +10,9 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+CLS, SEP = 1, 2
+"""Beginning and end of a text, as the paper's authors number them."""
+
 
 @dataclass(frozen=True)
 class Alphabet:
@@ -31,7 +34,7 @@ class Alphabet:
     @classmethod
     def paper(cls, count: int) -> Alphabet:
         """As the paper's authors: PAD 0, CLS 1, SEP 2, values from 3 on."""
-        return cls(count, pad=0, first=3, cls=1, sep=2)
+        return cls(count, pad=0, first=3, cls=CLS, sep=SEP)
 
     @classmethod
     def lra(cls, count: int) -> Alphabet:

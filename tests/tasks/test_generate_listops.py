@@ -95,7 +95,7 @@ def examples(folder: Path) -> list[tuple[str, int]]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("listops") / "made"
-    return folder, generate_listops(folder, train=5_500, validation=250, test=250, seed=5, processes=1)
+    return folder, generate_listops(folder, train=4_000, validation=250, test=250, seed=5, processes=1)
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +106,15 @@ def sample(made: tuple[Path, dict[str, Any]]) -> list[tuple[str, int]]:
 def test_lengths_and_share_are_the_known_ones(made: tuple[Path, dict[str, Any]]) -> None:
     measured = made[1]
     assert measured["accepted"] == pytest.approx(0.083, abs=4 * (0.083 / measured["drawn"]) ** 0.5 + 0.0005)
-    assert measured["length"] == pytest.approx({"mean": 1035, "median": 954, "p10": 577, "p90": 1643}, rel=0.025)
+    assert measured["length"] == pytest.approx({"mean": 1035, "median": 954, "p10": 577, "p90": 1643}, rel=0.03)
 
 
 def test_labels_are_the_known_ones(made: tuple[Path, dict[str, Any]], sample: list[tuple[str, int]]) -> None:
     measured = made[1]["labels"]
     assert list(measured) == list("0123456789")
     for label, known in enumerate(LABELS):
-        assert measured[str(label)] == pytest.approx(known, abs=4 * (known * (1 - known) * (1 / 6_000 + 1 / 166_000)) ** 0.5 + 0.0005)
-        assert measured[str(label)] == sum(target == label for _, target in sample) / 6_000
+        assert measured[str(label)] == pytest.approx(known, abs=4 * (known * (1 - known) * (1 / 4_500 + 1 / 166_000)) ** 0.5 + 0.0005)
+        assert measured[str(label)] == sum(target == label for _, target in sample) / 4_500
 
 
 def test_lengths_are_of_the_files(made: tuple[Path, dict[str, Any]], sample: list[tuple[str, int]]) -> None:
@@ -127,9 +127,9 @@ def test_lengths_are_of_the_files(made: tuple[Path, dict[str, Any]], sample: lis
 
 def test_first_token_scores_more_than_a_third(made: tuple[Path, dict[str, Any]], sample: list[tuple[str, int]]) -> None:
     right = [first_token_answer(source.split(" ")) == target for source, target in sample]
-    assert np.mean(right) == pytest.approx(0.37, abs=0.02)
+    assert np.mean(right) == pytest.approx(0.37, abs=0.025)
     scores = made[1]["first_token_score"]
-    assert scores == {"train": np.mean(right[:5_500]), "validation": np.mean(right[5_500:5_750]), "test": np.mean(right[5_750:])}
+    assert scores == {"train": np.mean(right[:4_000]), "validation": np.mean(right[4_000:4_250]), "test": np.mean(right[4_250:])}
 
 
 def test_distribution_is_that_of_the_definition(sample: list[tuple[str, int]]) -> None:
@@ -168,7 +168,7 @@ def test_files_are_nested_pairs_with_their_value(sample: list[tuple[str, int]]) 
 
 
 def test_nothing_is_there_twice(sample: list[tuple[str, int]]) -> None:
-    assert len({source for source, _ in sample}) == len(sample) == 6_000
+    assert len({source for source, _ in sample}) == len(sample) == 4_500
 
 
 def test_repeated_trees_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

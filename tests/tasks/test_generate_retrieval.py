@@ -78,6 +78,14 @@ def test_pairs_are_halves_of_what_they_say(tmp_path: Path) -> None:
         assert split["bytes"] == {"mean": np.mean(sizes), "least": min(sizes), "most": max(sizes)}
 
 
+def test_little_is_lost_to_equal_lengths(tmp_path: Path) -> None:
+    documents = {name: collection(60, seed).items() for seed, name in enumerate(("train", "validation", "test"))}
+    measured = generate_retrieval(tmp_path / "made", documents, half_bytes=900, least_bytes=10)
+    for name, split in measured.items():
+        room = [min(900, len(text.encode()) // 2 - 256) for _, text in documents[name]]
+        assert split["bytes"]["mean"] > 0.95 * np.mean([size for size in room if size >= 10])
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 50])
 def test_one_text_alone_tells_nothing(tmp_path: Path, count: int) -> None:
     documents = {name: collection(count, seed).items() for seed, name in enumerate(("train", "validation", "test"))}

@@ -69,7 +69,10 @@ def test_wikitext_as_words(tmp_path):
     words = [[task.vocabulary[n] for n in row] for row in batch.input_ids.tolist()]
     assert words == [[EOS, EOS, "<pad>", "<pad>"], [EOS, EOS, "the", "mat"]]
     assert batch.key_mask.tolist() == [[True, True, False, False], [True] * 4]
-    assert [[task.vocabulary[n] if n >= 0 else "" for n in row] for row in batch.labels.tolist()] == [[EOS, "the", "", ""], ["", "", "mat", EOS]]
+    assert [[task.vocabulary[n] if n >= 0 else "" for n in row] for row in batch.labels.tolist()] == [
+        [EOS, "the", "", ""],
+        ["", "", "mat", EOS],
+    ]
     assert task.dataset("train")[0]["first_scored"] == 0
 
 
@@ -135,7 +138,10 @@ def test_your_own_text_is_cut_in_order(tmp_path):
     lines = [f"line {n:03}" for n in range(100)]
     path.write_bytes(lzma.compress("\n".join(lines).encode()))
     task = Lm(str(path))
-    text = {split: task.items(split).column("token").tobytes().rstrip(b"\xff").decode().split("\n")[:-1] for split in ("train", "validation", "test")}
+    text = {
+        split: task.items(split).column("token").tobytes().rstrip(b"\xff").decode().split("\n")[:-1]
+        for split in ("train", "validation", "test")
+    }
     assert text["train"] + text["validation"] + text["test"] == lines
     assert [len(part) for part in text.values()] == [90, 5, 5]
 
@@ -146,7 +152,7 @@ def test_a_folder_of_text(tmp_path):
         (tmp_path / "sub" / f"{n:02}.txt").write_text(f"text number {n}\n" * 5)
     (tmp_path / "image.bin").write_bytes(b"\xff\xfe")
     (tmp_path / ".hidden").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="image.bin, line 1"):
+    with pytest.raises(ValueError, match=r"image\.bin, line 1"):
         Lm(str(tmp_path)).prepare()
     skipping = Lm(str(tmp_path), skip_bad=True)
     assert skipping.prepare().info["problems"]["count"] == 1
@@ -224,6 +230,6 @@ def test_wiki_en_as_words_is_as_its_description_says(tmp_path):
     for name in ("train", "test"):
         (tmp_path / "wiki_en" / f"wiki.{name}.raw.xz").symlink_to(SHARED / "wiki_en" / "wiki.valid.raw.xz")
     task = WikiEn(data=str(tmp_path), min_frequency=1)
-    lines = lzma.open(SHARED / "wiki_en" / "wiki.valid.raw.xz", "rt", encoding="utf-8", newline="\n").read().split("\n")[:-1]
+    lines = lzma.decompress((SHARED / "wiki_en" / "wiki.valid.raw.xz").read_bytes()).decode().split("\n")[:-1]
     assert len(task.items("train")) == sum(len(line.split()) + 1 for line in lines)
     assert "not those of WikiText-103" in task.notes()[0]

@@ -29,7 +29,8 @@ def test_whole_hands_are_exact_whatever_the_order():
         splitter = Splitter(SHARES, seed=3)
         found = Counter((label, splitter.split_of(label)) for label in order)
         assert found == Counter(
-            {("neg", s): round(1000 * share) for s, share in SHARES.items()} | {("pos", s): round(500 * share) for s, share in SHARES.items()}
+            {("neg", s): round(1000 * share) for s, share in SHARES.items()}
+            | {("pos", s): round(500 * share) for s, share in SHARES.items()}
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Data of the tasks: list, fetch, generate, check, show.")
 
 Name = Annotated[str, typer.Argument(help="A task; `permuteformer data list` shows them.")]
+Own = Annotated[Path | None, typer.Argument(help="Your file or folder, for classify, match, lm and images.")]
 Data = Annotated[Path | None, typer.Option(help="Data folder; else PERMUTEFORMER_DATA, else the user's cache.")]
 Protocol = Annotated[str | None, typer.Option(help="Whose tokens and splits, for tasks of Long-Range Arena: paper or lra.")]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="An option of the task. May be repeated.")]
@@ -34,16 +36,22 @@ def list_tasks(data: Data = None) -> None:
     from permuteformer.tasks import TASKS
     from permuteformer.tasks.catalogue import DOWNLOADS
     from permuteformer.tasks.folders import data_folder
+    from permuteformer.tasks.generate import OFFICIAL
 
     table = Table(title=f"data folder: {data_folder(data)}", title_justify="left")
-    for column in ("task", "what", "size", "licence", "data"):
+    for column in ("task", "what", "licence", "data"):
         table.add_column(column, no_wrap=column == "task", overflow="fold")
     packed = {task: download.bytes_packed for download in DOWNLOADS.values() for task in download.tasks}
     for name in TASKS:
-        title = (TASKS[name].__doc__ or "").split("\n")[0]
-        table.add_row(name, title, size(packed[name]) if name in packed else "", TASKS[name].licence, _where(name, data))
+        ways = ["generate"] if name in OFFICIAL else []
+        ways += [f"fetch ({size(packed[name])})"] if name in packed else []
+        table.add_row(name, Text(TASKS[name].title), Text(TASKS[name].licence), _where(name, data, " or ".join(ways)))
     console.print(table)
-    console.print("Options of a task: permuteformer data options TASK", markup=False)
+    console.print(
+        "permuteformer data fetch TASK, generate TASK, check TASK, show TASK; options TASK says what --set may set",
+        markup=False,
+        highlight=False,
+    )
 
 
 @app.command()
@@ -54,13 +62,18 @@ def options(name: Name) -> None:
     from permuteformer.tasks import TASKS
 
     with errors_in_words():
-        console.print(inspect.getdoc(TASKS[name]) or "", markup=False, highlight=False)
+        summary, _, arguments = (inspect.getdoc(TASKS[name]) or "").partition("Args:")
         table = Table()
-        for column in ("option", "type", "default"):
-            table.add_column(column)
+        for column in ("option", "type", "default", "what"):
+            table.add_column(column, no_wrap=column == "option")
+        told = {
+            option: " ".join(text.split())
+            for option, text in re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", arguments, re.MULTILINE | re.DOTALL)
+        }
         for option in TASKS.options(name).values():
             default = "" if option.default is option.empty else repr(option.default)
-            table.add_row(option.name, str(option.annotation), default)
+            table.add_row(option.name, str(option.annotation), default, Text(told.get(option.name, "").replace("``", "")))
+    console.print(summary.strip().replace("``", ""), markup=False, highlight=False)
     console.print(table)
 
 
@@ -102,7 +115,9 @@ def generate(
     seed: Seed = 0,
     resolution: Annotated[int, typer.Option(help="lra-pathfinder: pixels of a side, 32, 64 or 128.")] = 32,
     level: Annotated[str, typer.Option(help="lra-pathfinder: easy, intermediate or hard.")] = "hard",
-    documents: Annotated[Path | None, typer.Option("--from", help="lra-retrieval: folder of wiki.{train,valid,test}.* to take articles from.")] = None,
+    documents: Annotated[
+        Path | None, typer.Option("--from", help="lra-retrieval: where articles are, as a folder of wiki.{train,valid,test}.*")
+    ] = None,
     processes: Annotated[int | None, typer.Option(help="Processes; all cores unless told. The data does not depend on it.", min=1)] = None,
     data: Data = None,
 ) -> None:
@@ -115,19 +130,18 @@ def generate(
 
     given = {"train": train, "validation": validation, "test": test}
     counts = {split: count for split, count in given.items() if count is not None}
-    with errors_in_words():
-        with _bar(f"generating {name}") as advance:
-            made = run(
-                name,
-                data_folder(data),
-                counts,
-                seed=seed,
-                processes=processes,
-                progress=advance,
-                resolution=resolution,
-                level=level,
-                documents=documents,
-            )
+    with errors_in_words(), _bar(f"generating {name}") as advance:
+        made = run(
+            name,
+            data_folder(data),
+            counts,
+            seed=seed,
+            processes=processes,
+            progress=advance,
+            resolution=resolution,
+            level=level,
+            documents=documents,
+        )
     table = Table("", "", show_header=False)
     for key, value in made.statistics.items():
         table.add_row(str(key), _value(value))
@@ -136,12 +150,12 @@ def generate(
 
 
 @app.command()
-def check(name: Name, data: Data = None, protocol: Protocol = None, set_: Set = None) -> None:
+def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = None, set_: Set = None) -> None:
     """Count items, labels, lengths, what is in two splits, and name what cannot be read."""
     from permuteformer.tasks.check import check as run
 
     with errors_in_words():
-        task = _task(name, data, protocol, set_, skip_bad=False)
+        task = _task(name, path, data, protocol, set_, skip_bad=False)
         with _bar(f"reading {name}") as advance:
             report = run(task, advance)
     console.print(f"{name}: {report.title}", markup=False)
@@ -178,6 +192,7 @@ def check(name: Name, data: Data = None, protocol: Protocol = None, set_: Set = 
 @app.command()
 def show(
     name: Name,
+    path: Own = None,
     count: Annotated[int | None, typer.Option(help="Items to show; 3 texts or 36 images unless told.", min=1)] = None,
     split: Split = "train",
     seed: Seed = 0,
@@ -191,13 +206,13 @@ def show(
     from permuteformer.tasks.show import contact_sheet, samples
 
     with errors_in_words():
-        task = _task(name, data, protocol, set_, skip_bad)
+        task = _task(name, path, data, protocol, set_, skip_bad)
         with _bar(f"reading {name}") as advance:
             task.prepare(advance)
         if task.grid is not None:
-            path = output or Path(f"{name}.png")
-            shown = contact_sheet(task, split, count or 36, path, seed)
-            console.print(f"{shown} images of the {split} split: {path}", markup=False)
+            sheet = output or Path(f"{name}.png")
+            shown = contact_sheet(task, split, count or 36, sheet, seed)
+            console.print(f"{shown} images of the {split} split: {sheet}", markup=False)
             return
         for item in samples(task, split, count or 3, seed):
             console.rule(Text(f"{split} {item.id:,}" + (f" · {item.label}" if item.label else "")))
@@ -205,36 +220,32 @@ def show(
                 console.print(text, markup=False, highlight=False)
 
 
-def _task(name: str, data: Path | None, protocol: str | None, words: list[str] | None, skip_bad: bool) -> Task:
+def _task(name: str, path: Path | None, data: Path | None, protocol: str | None, words: list[str] | None, skip_bad: bool) -> Task:
     from permuteformer.options import parse_options
     from permuteformer.tasks import TASKS
 
     arguments = parse_options(TASKS[name], words or [])
-    if data is not None:
-        arguments["data"] = str(data)
-    if protocol is not None:
-        arguments["protocol"] = protocol
-    if skip_bad:
-        arguments["skip_bad"] = True
+    given = {"path": path and str(path), "data": data and str(data), "protocol": protocol, "skip_bad": skip_bad or None}
+    arguments |= {option: value for option, value in given.items() if value is not None}
     TASKS.check(name, arguments, ())
-    missing = [o.name for o in TASKS.options(name).values() if o.default is o.empty and o.name not in arguments]
-    if missing:
-        raise ValueError(f"{name} needs {', '.join(missing)}: say {' '.join(f'--set {option}=…' for option in missing)}")
+    if "path" in TASKS.options(name) and "path" not in arguments:
+        raise ValueError(f"{name} is of your own data: say where it is, after the name")
     task: Task = TASKS[name](**arguments)
     return task
 
 
-def _where(name: str, data: Path | None) -> Text:
+def _where(name: str, data: Path | None, ways: str) -> Text:
     from permuteformer.tasks import TASKS, NotReady
 
     options = TASKS.options(name)
-    if any(option.default is option.empty for option in options.values()):
-        return Text(f"yours: {TASKS[name].advice.removeprefix('say which: --set ').removeprefix('say which: ')}", style="cyan")
+    if "path" in options:
+        return Text("any: data check TASK PATH", style="cyan")
     try:
-        task = TASKS[name](**({"data": str(data)} if data is not None and "data" in options else {}))
-        return Text(f"ready: {task.source().title}", style="green")
+        source = TASKS[name](**({"data": str(data)} if data is not None and "data" in options else {})).source()
+        files = [path.stat().st_size for path in source.paths if path.is_file()]
+        return Text(f"ready: {source.title}" + (f" ({size(sum(files))})" if files else ""), style="green")
     except NotReady:
-        return Text(f"not there; {TASKS[name].advice}", style="yellow")
+        return Text(ways or "not there", style="yellow")
 
 
 @contextmanager

@@ -16,7 +16,9 @@ def errors_in_words(*kinds: type[Exception]) -> Iterator[None]:
     """Errors that say what to do (``ValueError``, ``TypeError``, ``OSError`` and those given) end the command with their sentence."""
     try:
         yield
-    except (ValueError, TypeError, OSError, *kinds) as error:
+    except Exception as error:
+        if not isinstance(error, (ValueError, TypeError, OSError, *kinds)):
+            raise
         Console(stderr=True).print(f"{error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None
 

@@ -81,6 +81,8 @@ class Task(ABC):
     ``sources``; its constructor's parameters are its options.
     """
 
+    title: ClassVar[str]
+    """What it is, in a few words."""
     kind: ClassVar[str]
     """``"classify"``, ``"match"`` or ``"lm"``."""
     metric: ClassVar[str]
@@ -237,7 +239,8 @@ class Matching(Classification):
     def lengths(self, split: str) -> np.ndarray:
         items = self.items(split)
         first, second = (self.input.lengths(items.byte_lengths(column)) for column in ("first", "second"))
-        return np.maximum(first, second)
+        longer: np.ndarray = np.maximum(first, second)
+        return longer
 
     def collate(self, items: Sequence[Mapping[str, Any]]) -> Batch:
         input_ids, key_mask, _ = self.input.encode([item["first"] for item in items])

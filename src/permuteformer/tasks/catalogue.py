@@ -85,14 +85,15 @@ class Download:
 
 
 def find_download(name: str) -> Download:
-    """The entry of a name.
+    """The entry of a name, or the one that serves a task.
 
-    >>> find_download("cifar-10").title
+    >>> find_download("lra-image").title
     'CIFAR-10, Python version'
     """
-    if name not in DOWNLOADS:
-        raise ValueError(unknown("download", name, DOWNLOADS))
-    return DOWNLOADS[name]
+    known = {task: download for download in reversed(DOWNLOADS.values()) for task in download.tasks} | DOWNLOADS
+    if name not in known:
+        raise ValueError(unknown("download", name, known))
+    return known[name]
 
 
 _ACL_IMDB = Download(

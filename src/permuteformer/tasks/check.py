@@ -45,7 +45,7 @@ class Report:
 
 
 def check(task: Task, progress: Callable[[int], None] | None = None) -> Report:
-    """Read all of a task's data, leaving out what cannot be read, and say what is there. Options of the task are its own but ``skip_bad``."""
+    """Read all of a task's data, leaving out what cannot be read, and say what is there and what was left out."""
     task.skip_bad = True
     prepared = task.prepare(progress)
     splits: dict[str, SplitReport] = {}

@@ -45,8 +45,9 @@ class Classify(OwnClassification):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    title = "your texts or images, in a table"
     layouts = ("a table: .csv, .tsv, .jsonl or .parquet",)
-    advice = "say which: path=FILE"
+    advice = "say where it is: path=FILE"
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ class Digits(Classification):
         protocol: ``"lra"`` or ``"paper"``: whose tokens.
     """
 
+    title = "hand-written digits, 8 x 8"
     licence = "CC BY 4.0"
     layouts = ("comes with the package",)
 

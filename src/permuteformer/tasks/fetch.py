@@ -29,6 +29,7 @@ from filelock import FileLock, Timeout
 
 from permuteformer.tasks.catalogue import Download, RemoteFile
 from permuteformer.tasks.folders import new_folder
+from permuteformer.tasks.readers.problems import BadItem
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +169,10 @@ def _unpack(download: Download, store: Path, target: Path) -> None:
         for path in (store / name for name in names):
             if not (tarfile.is_tarfile if download.unpack == "tar" else zipfile.is_zipfile)(path):
                 raise FetchError(f"{path} is not a {download.unpack} archive; delete it, and fetch again")
-            extract(path, staging, download.keeps)
+            try:
+                extract(path, staging, download.keeps)
+            except BadItem as problem:
+                raise FetchError(f"{problem}. To download it again, delete {path}") from problem
         top = staging / download.root
         if not top.is_dir() or not any(top.iterdir()):
             looked_for = ", ".join(download.wanted) or download.root or "file"
@@ -335,7 +339,7 @@ def _request(url: str, file: RemoteFile, part: _Part, progress: Progress, timeou
     if start:
         headers |= {"Range": f"bytes={start}-", "If-Range": validator}
     try:
-        response = _opener().open(urllib.request.Request(url, headers=headers), timeout=timeout_seconds)
+        response = urllib.request.build_opener(_Redirects).open(urllib.request.Request(url, headers=headers), timeout=timeout_seconds)
     except HTTPError as error:
         with error:
             if error.code != 416 or not start:
@@ -430,23 +434,8 @@ def _lost(error: Exception, timeout_seconds: float) -> Exception:
     return _TryAgain(f"the connection was lost ({reason or type(reason).__name__})")
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """Speaks http and https, through the proxies of the environment, and nothing else: no ``file:``, no ``ftp:``."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        _Redirects(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows, but not from https to something less."""
+    """Follows to http and https only, and not from https to http."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str

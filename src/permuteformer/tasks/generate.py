@@ -70,13 +70,13 @@ def generate(
         made = generate_pathfinder(data, resolution=resolution, level=level, **sizes, seed=seed, processes=processes, progress=progress)
         return Made(data / f"pathfinder{resolution}" / LEVELS[level], made)
     if documents is None:
-        raise ValueError("pairs are made of articles: say where they are with documents (--from), as a folder of wiki.{train,valid,test}.raw")
+        raise ValueError("pairs are made of articles: say where they are with documents (--from): a folder of wiki.{train,valid,test}.raw")
     folder = data / "retrieval-halves"
     made = generate_retrieval(folder, _articles(documents), **sizes, seed=seed, progress=progress)
     return Made(folder, made)
 
 
-def _articles(path: Path) -> dict[str, Iterable[tuple[str, str]]]:
+def _articles(path: Path) -> Mapping[str, Iterable[tuple[str, str]]]:
     """Articles by split, or all under ``"train"`` where nothing tells of splits."""
     if not path.exists():
         raise FileNotFoundError(f"documents (--from) must be a file or folder that is there; it is {str(path)!r}")
@@ -107,5 +107,3 @@ def _of_table(path: Path) -> Iterator[tuple[str, str]]:
     for line, row in rows(path, Problems()):
         if isinstance(row[text], str):
             yield f"row {line}", row[text]
-
-

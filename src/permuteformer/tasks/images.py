@@ -9,6 +9,7 @@ from typing import Any
 from permuteformer.tasks.base import TASKS, NotReady, Source
 from permuteformer.tasks.inputs import Pixels
 from permuteformer.tasks.own import SPLIT_NAMES, Item, OwnClassification
+from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.archives import members
 from permuteformer.tasks.readers.images import gray_image
 from permuteformer.tasks.readers.problems import BadItem, Problems
@@ -28,8 +29,9 @@ class Images(OwnClassification):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    title = "your images, a folder a class"
     layouts = ("a folder, tar or zip: CLASS/IMAGE, or SPLIT/CLASS/IMAGE",)
-    advice = "say which: path=FOLDER"
+    advice = "say where it is: path=FOLDER"
 
     def __init__(self, path: str, size: int = 32, seed: int = 0, skip_bad: bool = False) -> None:
         self.path = Path(path).expanduser()
@@ -43,36 +45,43 @@ class Images(OwnClassification):
 
     def sources(self, folder: Path) -> Iterator[Source]:
         folders = [place for place in sorted(self.path.rglob("*")) if place.is_dir()] if self.path.is_dir() else []
-        yield Source(self.path.name, (self.path, *folders), lambda problems: self.deal(self._items(problems), problems))
+        yield Source(self.path.name, (self.path, *folders), self._read)
 
-    def _items(self, problems: Problems) -> Iterator[Item | BadItem]:
-        # Splits are told by folders' names, so the names are looked at first.
-        self.given = frozenset(split for name in self._names() if (split := _split(name)))
-        for wanted in ("train", None, "validation", "test"):
-            if wanted is not None and wanted not in self.given:
-                continue
-            for name, data in members(self.path, problems, wanted=lambda name, wanted=wanted: _wanted(name) and _split(name) == wanted):  # type: ignore[misc]
-                yield self._item(name, data)
-
-    def _names(self) -> Iterator[str]:
+    def _read(self, problems: Problems) -> Iterator[tuple[str, Row]]:
+        # Splits and labels are in the names, so these are looked at first: images of the test split may come before those of training.
         names: list[str] = []
-        for _ in members(self.path, Problems(skip=True), wanted=lambda name: bool(names.append(name)) if _wanted(name) else False):
+
+        def note(name: str) -> bool:
+            if _is_image(name):
+                names.append(name)
+            return False
+
+        for _ in members(self.path, Problems(skip=True), wanted=note):
             pass
-        return iter(names)
+        self.given = frozenset(split for name in names if (split := _split(name)))
+        labels = dict.fromkeys(_label(name) for name in names if _split(name) in (None, "train"))
+        images = members(self.path, problems, wanted=_is_image)
+        return self.deal((self._item(name, data) for name, data in images), problems, [label for label in labels if label])
 
     def _item(self, name: str, data: bytes) -> Item | BadItem:
-        parts = PurePosixPath(name).parts
-        if len(parts) < 2 or (_split(name) and len(parts) < 3):
+        label = _label(name)
+        if label is None:
             return BadItem(self.path / name, None, "an image must be in a folder, whose name is its class")
         try:
             image = gray_image(data, self.grid)
         except ValueError as error:
             return BadItem(self.path / name, None, str(error))
-        return Item(self.path / name, None, _split(name), parts[-2], {"value": image.tobytes()})
+        return Item(self.path / name, None, _split(name), label, {"value": image.tobytes()})
 
 
-def _wanted(name: str) -> bool:
+def _is_image(name: str) -> bool:
     return name.lower().endswith(ENDINGS)
+
+
+def _label(name: str) -> str | None:
+    """The folder that an image is in."""
+    parts = PurePosixPath(name).parts
+    return parts[-2] if len(parts) > 1 else None
 
 
 def _split(name: str) -> str | None:

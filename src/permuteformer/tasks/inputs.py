@@ -54,7 +54,8 @@ class Values:
             raise ValueError(f"max_length must be above {self.alphabet.specials}, the tokens around a sequence; it is {self.max_length}")
 
     def lengths(self, counts: np.ndarray) -> np.ndarray:
-        return np.minimum(counts + self.alphabet.specials, self.max_length)
+        lengths: np.ndarray = np.minimum(counts + self.alphabet.specials, self.max_length)
+        return lengths
 
     def encode(self, values: Sequence[bytes]) -> tuple[Tensor, Tensor, None]:
         a = self.alphabet

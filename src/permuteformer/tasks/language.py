@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from permuteformer.tasks.base import UNSCORED, Batch, Task
 from permuteformer.tasks.prepare import Items, Row
 from permuteformer.tasks.readers.problems import Problems
-from permuteformer.tokens import EOS, PAPER, UNK, word_list
+from permuteformer.tokens import CLS, EOS, PAPER, SEP, UNK, word_list
 
 END_OF_DOCUMENT = 0xFF
 """Stored between documents of bytes: no text in UTF-8 has this byte. To predict it is to predict SEP; after it a text begins, with CLS."""
@@ -118,11 +118,10 @@ class LanguageModelling(Task):
     def _input_ids(self, tokens: np.ndarray) -> np.ndarray:
         if self.unit == "words":  # a line ends before the text begins
             return np.where(tokens < 0, self.vocabulary.index(EOS), tokens)
-        assert PAPER.cls is not None
-        return np.where((tokens < 0) | (tokens == END_OF_DOCUMENT), PAPER.cls, tokens + PAPER.first)
+        return np.where((tokens < 0) | (tokens == END_OF_DOCUMENT), CLS, tokens + PAPER.first)
 
     def _target_ids(self, tokens: np.ndarray) -> np.ndarray:
-        return tokens if self.unit == "words" else np.where(tokens == END_OF_DOCUMENT, PAPER.sep, tokens + PAPER.first)
+        return tokens if self.unit == "words" else np.where(tokens == END_OF_DOCUMENT, SEP, tokens + PAPER.first)
 
     def score(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         scored = batch.labels != UNSCORED
@@ -154,9 +153,9 @@ class LanguageModelling(Task):
             return torch.tensor(labels.numel(), device=labels.device), self._word_bytes.to(labels.device)[labels].sum()
         space = torch.zeros(PAPER.size, dtype=torch.bool, device=labels.device)
         space[[PAPER.first + byte for byte in b" \t\n\r\v\f"]] = True
-        space[[PAPER.cls, PAPER.sep]] = True
+        space[[CLS, SEP]] = True
         begun = ~space[labels] & space[before]
-        return (begun | (labels == PAPER.first + ord("\n"))).sum(), (labels != PAPER.sep).sum()
+        return (begun | labels.eq(PAPER.first + ord("\n"))).sum(), labels.ne(SEP).sum()
 
 
 class Windows(Sequence[dict[str, Any]]):

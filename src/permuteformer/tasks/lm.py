@@ -36,8 +36,9 @@ class Lm(LanguageModelling):
         skip_bad: leave out lines that cannot be read, and count them.
     """
 
+    title = "your text files"
     layouts = ("a text file, or a folder of text files",)
-    advice = "say which: path=FILE"
+    advice = "say where it is: path=FILE"
 
     def __init__(
         self,
@@ -75,7 +76,8 @@ class Lm(LanguageModelling):
             documents = self._cut(files)
         elif unnamed:
             raise ValueError(
-                f"files of {self.path} have splits in their names, but {', '.join(unnamed[:5])} has none: rename it, or choose files by pattern"
+                f"files of {self.path} have splits in their names, but "
+                f"{', '.join(unnamed[:5])} has none: rename it, or choose files by pattern"
             )
         else:
 

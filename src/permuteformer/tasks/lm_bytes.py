@@ -33,6 +33,7 @@ class LmBytes(LanguageModelling):
         context: tokens at the beginning of a window of evaluation that are read and not scored.
     """
 
+    title = "Python's help and docstrings"
     licence = "PSF"
     layouts = ("comes with Python",)
 

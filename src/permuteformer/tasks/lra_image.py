@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ class LraImage(Classification):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    title = "CIFAR-10 in gray"
     licence = "research, with citation (Krizhevsky 2009)"
     layouts = (
         "cifar-10-batches-py/{data_batch_1 … 5, test_batch}",
@@ -45,9 +47,7 @@ class LraImage(Classification):
     )
     advice = "get it: permuteformer data fetch cifar-10"
 
-    def __init__(
-        self, protocol: str = "lra", validate_on: str | None = None, data: str | None = None, skip_bad: bool = False
-    ) -> None:
+    def __init__(self, protocol: str = "lra", validate_on: str | None = None, data: str | None = None, skip_bad: bool = False) -> None:
         self.protocol = protocol
         self.validate_on = protocols.validation(protocol, validate_on, "train")
         self.input = Pixels(protocols.alphabet(protocol, pixels=True), (SIDE, SIDE))
@@ -58,20 +58,26 @@ class LraImage(Classification):
         return LABELS
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        for batches in (folder / "cifar-10-batches-py", folder / "cifar10" / "cifar-10-batches-py", folder / "cifar-10-python.tar.gz"):
+        for batches in (folder / "cifar-10-batches-py", folder / "cifar-10-python.tar.gz"):
             if batches.exists():
                 files = tuple(sorted(batches.iterdir())) if batches.is_dir() else (batches,)
-                yield Source(batches.name, files, lambda p, path=batches: self._read(_batches(path, p)))  # type: ignore[misc]
+                yield Source(batches.name, files, partial(self._read, _batches, batches))
         pictures = folder / "cifar10"
-        if all((pictures / split / LABELS[0]).is_dir() for split in ("train", "test")):
-            places = tuple(pictures / split / label for split in ("train", "test") for label in LABELS)
-            lossy = any(next((pictures / "train" / LABELS[0]).iterdir()).name.lower().endswith(end) for end in (".jpg", ".jpeg"))
-            yield Source("cifar10, folders", places, lambda p: self._read(_pictures(pictures, p)), LOSSY if lossy else "")
+        places = tuple(pictures / split / label for split in ("train", "test") for label in LABELS)
+        if all(place.is_dir() for place in places):
+            yield Source("cifar10, folders", places, partial(self._read, _pictures, pictures), _note(next(places[0].iterdir(), pictures)))
         for archive in sorted(pictures.glob("*.tar*")):
-            yield Source(archive.name, (archive,), lambda p, path=archive: self._read(_pictures(path, p)), LOSSY if "jp" in archive.name else "")  # type: ignore[misc]
+            yield Source(archive.name, (archive,), partial(self._read, _pictures, archive), _note(archive))
 
-    def _read(self, items: Iterator[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
+    def _read(
+        self, read: Callable[[Path, Problems], Iterator[tuple[str, Row]]], path: Path, problems: Problems
+    ) -> Iterator[tuple[str, Row]]:
+        items = read(path, problems)
         return hold_out(items) if self.validate_on == "train" else items
+
+
+def _note(path: Path) -> str:
+    return LOSSY if re.search(r"jpe?g", path.name, re.IGNORECASE) else ""
 
 
 def _batches(path: Path, problems: Problems) -> Iterator[tuple[str, Row]]:

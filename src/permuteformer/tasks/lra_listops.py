@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class LraListops(Classification):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    title = "nested MIN, MAX, MED, SM"
     licence = "Apache-2.0 (LRA); generated: yours"
     layouts = tuple(f"{place}/basic_{{train,val,test}}.tsv" for place in PLACES)
     advice = "make it: permuteformer data generate lra-listops, or get the official one: permuteformer data fetch lra-listops (8 GB)"
@@ -52,7 +54,7 @@ class LraListops(Classification):
         for place in PLACES:
             files = {split: folder / place / f"basic_{name}.tsv" for name, split in SPLIT_NAMES.items()}
             if all(path.is_file() for path in files.values()):
-                yield Source(f"{place}/basic_*.tsv", tuple(files.values()), lambda p, files=files: _read(files, p))  # type: ignore[misc]
+                yield Source(f"{place}/basic_*.tsv", tuple(files.values()), partial(_read, files))
 
     def words(self, item: Mapping[str, Any]) -> list[str]:
         return [" ".join(SYMBOLS[n] for n in item["value"])]
@@ -60,7 +62,7 @@ class LraListops(Classification):
     def first_token_accuracy(self, split: str) -> float:
         """The share of a split that is answered right from the first token alone."""
         items = self.items(split)
-        right = sum(first_token_answer([SYMBOLS[item["value"][0]]]) == item["label"] for item in items)
+        right = sum(int(first_token_answer([SYMBOLS[item["value"][0]]]) == item["label"]) for item in items)
         return right / len(items)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class LraPathfinder(Classification):
             32 pixels, which is left out always.
     """
 
+    title = "are two discs joined?"
     licence = "Apache-2.0 (LRA); generated: yours"
     layouts = tuple(f"{place}/pathfinder32/curv_contour_length_14/{{imgs,metadata}}".removeprefix("./") for place in PLACES)
     advice = "make it: permuteformer data generate lra-pathfinder, or get the official one: permuteformer data fetch lra-pathfinder (8 GB)"
@@ -70,7 +72,7 @@ class LraPathfinder(Classification):
             metadata = sorted((level / "metadata").glob("*.npy"), key=lambda path: (len(path.stem), path.stem))
             if metadata:
                 title = f"{place}/{level.parent.name}/{level.name}".removeprefix("./")
-                yield Source(title, tuple(metadata), lambda p, level=level, files=metadata: self._read(level, files, p))  # type: ignore[misc]
+                yield Source(title, tuple(metadata), partial(self._read, level, metadata))
 
     def _read(self, level: Path, metadata: list[Path], problems: Problems) -> Iterator[tuple[str, Row]]:
         # A count first, as splits are shares of it. Complaints come in the second reading.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from permuteformer.tasks import protocol as protocols
@@ -34,6 +35,7 @@ class LraRetrieval(Matching):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    title = "pairs of ACL papers"
     licence = "ACL Anthology: CC BY 4.0 / CC BY-NC-SA 3.0"
     layouts = (
         *(f"{place}/new_aan_pairs.{{train,eval,test}}.tsv[.gz]" for place in PLACES),
@@ -68,7 +70,7 @@ class LraRetrieval(Matching):
                 files = {split: folder / place / f"{stem}.{name}{ending}" for name, split in SPLIT_NAMES.items()}
                 if all(path.is_file() for path in files.values()):
                     title = f"{place}/{stem}.*{ending}".removeprefix("./")
-                    yield Source(title, tuple(files.values()), lambda p, files=files: _read(files, p), note)  # type: ignore[misc]
+                    yield Source(title, tuple(files.values()), partial(_read, files), note)
 
 
 def _read(files: Mapping[str, Path], problems: Problems) -> Iterator[tuple[str, Row]]:

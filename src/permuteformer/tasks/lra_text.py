@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from permuteformer.tasks import protocol as protocols
 from permuteformer.tasks.base import TASKS, Classification, Source
@@ -32,6 +34,7 @@ class LraText(Classification):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    title = "IMDB film reviews"
     licence = "research, with citation (Maas et al. 2011)"
     layouts = (
         "aclImdb/{train,test}/{neg,pos}/*.txt",
@@ -61,15 +64,16 @@ class LraText(Classification):
     def sources(self, folder: Path) -> Iterator[Source]:
         if (official := folder / "aclImdb").is_dir():
             places = tuple(official / split / label for split in ("train", "test") for label in LABELS)
-            yield Source("aclImdb", tuple(place for place in places if place.is_dir()), lambda p: self._held_out(_official(official, p)))
+            yield Source("aclImdb", tuple(place for place in places if place.is_dir()), partial(self._read, _official, official))
         if (archive := folder / "aclImdb_v1.tar.gz").is_file():
-            yield Source("aclImdb_v1.tar.gz", (archive,), lambda p: self._held_out(_official(archive, p)))
+            yield Source("aclImdb_v1.tar.gz", (archive,), partial(self._read, _official, archive))
         for ending in (".jsonl", ".jsonl.gz"):
             files = {split: folder / "imdb" / f"{split}{ending}" for split in ("train", "test")}
             if all(path.is_file() for path in files.values()):
-                yield Source("imdb, JSON lines", tuple(files.values()), lambda p, files=files: self._held_out(_json_lines(files, p)))  # type: ignore[misc]
+                yield Source("imdb, JSON lines", tuple(files.values()), partial(self._read, _json_lines, files))
 
-    def _held_out(self, items: Iterator[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
+    def _read(self, read: Callable[..., Iterator[tuple[str, Row]]], path: Any, problems: Problems) -> Iterator[tuple[str, Row]]:
+        items = read(path, problems)
         return hold_out(items) if self.validate_on == "train" else items
 
 

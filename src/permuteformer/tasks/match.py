@@ -34,8 +34,9 @@ class Match(OwnClassification, Matching):
         skip_bad: leave out what cannot be read, and count it.
     """
 
+    title = "your pairs of texts, in a table"
     layouts = ("a table: .csv, .tsv, .jsonl or .parquet",)
-    advice = "say which: path=FILE"
+    advice = "say where it is: path=FILE"
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 from permuteformer.registry import unknown
 from permuteformer.tasks.base import Batch, Classification, NotReady
 from permuteformer.tasks.prepare import Row
@@ -65,9 +64,12 @@ class OwnClassification(Classification):
             self._ranks = [ranks[label] for label in self.prepare().info["labels"]]
         return super().collate([{**item, "label": self._ranks[item["label"]]} for item in items])
 
-    def deal(self, items: Iterable[Item | BadItem], problems: Problems) -> Iterator[tuple[str, Row]]:
-        """Items with splits made where they have none, and labels numbered. A label must occur in the training split, if that is given."""
-        self._numbers: dict[str, int] = {}
+    def deal(self, items: Iterable[Item | BadItem], problems: Problems, labels: Iterable[str] = ()) -> Iterator[tuple[str, Row]]:
+        """Items with splits made where they have none, and labels numbered.
+
+        Where splits are given, a label must occur in training: be one of ``labels``, or of an item before.
+        """
+        self._numbers = {label: n for n, label in enumerate(labels)}
         shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
         if "validation" in self.given:
             shares = {"train": 1.0}
@@ -172,5 +174,3 @@ def _by_value(label: str) -> tuple[float, str]:
         return float(label), label
     except ValueError:
         return float("inf"), label
-
-

@@ -64,7 +64,7 @@ class Items(Sequence[Row]):
         self._open()
 
     def __len__(self) -> int:
-        return self._rows.num_rows
+        return int(self._rows.num_rows)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -75,8 +75,7 @@ class Items(Sequence[Row]):
         """Several at once, as ``DataLoader`` asks for them."""
         columns = self._rows[list(indices)]
         return [
-            {"id": i % len(self), **dict(zip(columns, values, strict=True))}
-            for i, *values in zip(indices, *columns.values(), strict=True)
+            {"id": i % len(self), **dict(zip(columns, values, strict=True))} for i, *values in zip(indices, *columns.values(), strict=True)
         ]
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -112,7 +111,8 @@ def prepare(task: Task, source: Source, progress: Callable[[int], None] | None =
     if problems["count"] and not task.skip_bad:
         first = "\n".join(f"  {problem}" for problem in problems["shown"])
         raise ValueError(
-            f"{problems['count']:,} items of {source.title} cannot be used; mend them, or leave them out with skip_bad (--skip-bad):\n{first}"
+            f"{problems['count']:,} items of {source.title} cannot be used; mend them, or leave them out with skip_bad (--skip-bad):\n"
+            f"{first}"
         )
     return prepared
 
@@ -187,7 +187,9 @@ class _Writer:
 
     def add(self, row: Row) -> None:
         self._rows.append(row)
-        self._bytes += 100 + sum(getattr(value, "nbytes", None) or (len(value) if isinstance(value, bytes) else 0) for value in row.values())
+        self._bytes += 100 + sum(
+            getattr(value, "nbytes", None) or (len(value) if isinstance(value, bytes) else 0) for value in row.values()
+        )
         if self._bytes >= BATCH_BYTES:
             self.flush()
 

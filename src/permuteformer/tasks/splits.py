@@ -26,7 +26,7 @@ class Splitter:
         exact = {split: Fraction(share).limit_denominator(1000) for split, share in shares.items()}
         if any(share < 0 for share in exact.values()) or sum(exact.values()) != 1 or not next(iter(exact.values())):
             raise ValueError(
-                f"shares of the splits must be 0 or more, to three digits, and add up to 1, the first of them above 0; they are {dict(shares)}"
+                f"shares of the splits must be 0 or more, to three digits, and add up to 1, the first above 0; they are {dict(shares)}"
             )
         hand = lcm(*(share.denominator for share in exact.values()))
         self.seed = seed
@@ -45,7 +45,7 @@ class Splitter:
                 top = int(np.argmin(order))
                 order[0], order[top] = order[top], order[0]
             self._orders[label] = (rng, order)
-        return self._hand[self._orders[label][1][n % len(self._hand)]]
+        return self._hand[int(self._orders[label][1][n % len(self._hand)])]
 
 
 def hold_out(items: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:

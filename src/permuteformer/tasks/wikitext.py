@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -56,7 +57,7 @@ class WikiText(LanguageModelling):
                 # Without the training text there is no vocabulary of words, but bytes can be scored.
                 if "train" in found or (found and self.unit == "bytes"):
                     title = f"{place}/{pattern.format('*')}"
-                    yield Source(title, tuple(found.values()), lambda problems, found=found: self._read(found, problems), self.note)  # type: ignore[misc]
+                    yield Source(title, tuple(found.values()), partial(self._read, found), self.note)
 
     def _read(self, files: Mapping[str, Path], problems: Problems) -> Iterator[tuple[str, Row]]:
         def documents(problems: Problems) -> Iterator[tuple[str, Iterable[str]]]:
@@ -75,6 +76,7 @@ def _file(path: Path) -> Path | None:
 class WikiText103(WikiText):
     """103 million words of good and featured articles; the paper's language models."""
 
+    title = "WikiText-103"
     folders = ("wikitext-103", "wikitext-103-raw", "wikitext-103-v1", "wikitext-103-raw-v1")
     layouts = (
         "wikitext-103/wiki.{train,valid,test}.tokens",
@@ -88,6 +90,7 @@ class WikiText103(WikiText):
 class WikiText2(WikiText):
     """2 million words of the same; validation and test are those of WikiText-103, with more <unk>."""
 
+    title = "WikiText-2"
     folders = ("wikitext-2", "wikitext-2-raw", "wikitext-2-v1", "wikitext-2-raw-v1")
     layouts = (
         "wikitext-2/wiki.{train,valid,test}.tokens or wikitext-2/{train,valid,test}.txt",
@@ -110,6 +113,7 @@ class WikiEn(WikiText):
         skip_bad: leave out lines that cannot be read, and count them.
     """
 
+    title = "long articles of Wikipedia"
     folders = ("wiki_en", "wiki-en")
     layouts = ("wiki_en/wiki.{train,valid,test}.raw, plain or compressed (.gz, .xz, .bz2)",)
     advice = "any text in the layout of WikiText will do; for text files as they are, see the task lm"

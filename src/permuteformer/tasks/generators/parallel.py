@@ -16,7 +16,7 @@ def pieces(work: Callable[[int], T], count: int, processes: int | None = None) -
     """``work(0)`` … ``work(count - 1)``, in this order, computed by ``processes`` (all cores unless told).
 
     A piece must take its randomness from its own number, as ``numpy.random.default_rng([seed, number])`` does: then results do not
-    depend on how many processes there are. ``work`` is sent to them, so it must be a function of a module, or a ``functools.partial`` of one.
+    depend on how many processes there are. ``work`` is sent to them: a function of a module, or a ``functools.partial`` of one.
 
     >>> list(pieces(abs, 3, processes=1))
     [0, 1, 2]

@@ -19,7 +19,7 @@ from PIL import Image
 from permuteformer.registry import unknown
 from permuteformer.tasks.folders import new_folder
 from permuteformer.tasks.generators.parallel import pieces
-from permuteformer.tasks.generators.snakes import SEEDS, Array, Field, Paddles, Snakes, disc, paddles
+from permuteformer.tasks.generators.snakes import SEEDS, Array, Field, Paddles, Snakes, draw_discs, paddles
 
 LEVELS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
 """Levels, and how their folders are called."""
@@ -90,7 +90,7 @@ def settings(resolution: int, level: str) -> PathfinderSettings:
     (14, 5, 4)
     """
     if resolution not in _SETTINGS:
-        raise ValueError(f"resolution must be {', '.join(map(str, _SETTINGS))}; it is {resolution!r}: choose one of these")
+        raise ValueError(f"resolution must be 32, 64 or 128; it is {resolution!r}: choose one of these")
     if level not in _LENGTHS:
         raise ValueError(unknown("level", level, _LENGTHS))
     return replace(_SETTINGS[resolution], level=level, contour_length=_LENGTHS[level])
@@ -335,7 +335,7 @@ def _paint(settings: PathfinderSettings, tables: Paddles, targets: list[_Curves]
             for paddle in range(pixels.shape[1]):
                 tables.lines.draw(canvas, rows, pixels[:, paddle], directions[:, paddle], contrast)
     for centres in markers:
-        disc(settings.marker_radius, tables.side).draw(canvas, np.arange(count), centres, np.zeros(count, np.int64))
+        draw_discs(tables, canvas, centres, settings.marker_radius)
     inside = slice(tables.frame, tables.frame + tables.size)
     images = canvas.reshape(count, tables.side, tables.side)[:, inside, inside]
     low, high = (bound(images, axis=(1, 2), keepdims=True) for bound in (np.min, np.max))

@@ -221,12 +221,29 @@ class Snakes:
         self.field.tables.masks.draw(self.field.occupied, self.rows, self.pixels[:, -1], self.directions[:, -1])
 
 
+def draw_discs(tables: Paddles, images: Array, pixels: Array, radius: float) -> None:
+    """Draw a disc around a pixel of each image."""
+    discs, reach = _discs(radius, tables.side)
+    places = tables.pixels(pixels)
+    places = np.minimum(places, reach) + np.maximum(places - (tables.size - 1 - reach), 0)
+    discs.draw(images, np.arange(len(images)), pixels, places @ [2 * reach + 1, 1])
+
+
 @lru_cache(maxsize=16)
-def disc(radius: float, side: int) -> Stamps:
-    """A marker, for images of ``side`` pixels."""
-    reach = math.ceil(radius) + 3  # the filter of the reduction is three pixels wide
-    y, x = (np.ogrid[: (2 * reach + 1) * _FINER, : (2 * reach + 1) * _FINER][axis] - reach * _FINER for axis in range(2))
-    return Stamps.of(_reduced((x * x + y * y <= (radius * _FINER) ** 2) * np.uint8(255))[None], side)
+def _discs(radius: float, side: int) -> tuple[Stamps, int]:
+    """Discs by their place in a square that has the edges of an image, with one pixel to stand for all that are far from these.
+
+    They depend on it, as the filter of the reduction ends at the edges. The number is the row and the column of that pixel.
+    """
+    reach = math.ceil(radius) + 3  # the filter is three pixels wide
+    size = 2 * reach + 1
+    rows, columns = np.ogrid[: size * _FINER, : size * _FINER]
+    rasters = []
+    for row in range(size):
+        for column in range(size):
+            inside = (rows - row * _FINER) ** 2 + (columns - column * _FINER) ** 2 <= (radius * _FINER) ** 2
+            rasters.append(np.pad(_reduced(inside * np.uint8(255)), ((size - 1 - row, row), (size - 1 - column, column))))
+    return Stamps.of(np.stack(rasters), side), reach
 
 
 def _circle(radius: int) -> Array:
@@ -239,7 +256,7 @@ def _weights(angles: Array, turns: Array, continuity: float) -> Array:
     """d k: the cosine of the turn, sharpened by ``continuity``, squared."""
     turn = np.abs(angles[:, None] - turns)
     turn = np.minimum(turn, 2 * np.pi - turn)
-    return np.square(np.cos(np.minimum(continuity * turn, np.pi / 2)))
+    return np.asarray(np.cos(np.minimum(continuity * turn, np.pi / 2)) ** 2)
 
 
 def _paddle(angle: float, length: int, thickness: float, margin: int) -> tuple[Array, Array]:

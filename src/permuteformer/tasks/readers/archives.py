@@ -127,6 +127,7 @@ class _Writer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._written = 0
+        self._parent: Path | None = None
 
     def write(self, name: str, entry: Entry) -> bool:
         target = self._folder / name
@@ -144,13 +145,20 @@ class _Writer:
         return True
 
     def _created(self, target: Path, entry: Entry) -> BinaryIO:
-        inside = target.relative_to(self._folder).parents
-        if any((self._folder / parent).is_symlink() for parent in inside if parent.parts):
-            raise BadItem(entry.place, None, f"a link is on the way to {target}, and would lead out of the folder; use an empty folder")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.parent != self._parent:  # members of a folder come one after another
+                self._make_parents(target, entry)
             return open(target, "xb")
         except (OSError, ValueError) as error:
+            if isinstance(error, BadItem):
+                raise
             twice = isinstance(error, (FileExistsError, NotADirectoryError))
             wrong = "it is there already, from before or by a member of the same name; use an empty folder" if twice else reason(error)
             raise BadItem(entry.place, None, f"{target} cannot be written: {wrong}") from None
+
+    def _make_parents(self, target: Path, entry: Entry) -> None:
+        below = target.relative_to(self._folder).parents
+        if any((self._folder / parent).is_symlink() for parent in below if parent.parts):
+            raise BadItem(entry.place, None, f"a link is on the way to {target}, and may lead out of the folder; use an empty folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._parent = target.parent

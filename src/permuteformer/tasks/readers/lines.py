@@ -73,7 +73,7 @@ def byte_lines(path: AnyPath) -> Iterator[tuple[int, bytes | BadItem]]:
             start = 0
             while end := chunk.find(b"\n", start) + 1:
                 line, start, number = chunk[start:end], end, number + 1
-                yield number, begun.ended(path, number, line) if begun or number == 1 or end > MAX_LINE_BYTES else line
+                yield number, begun.ended(path, number, line) if begun.size or number == 1 or end > MAX_LINE_BYTES else line
             if start < len(chunk):
                 begun.add(chunk[start:])
     except Broken as error:
@@ -91,23 +91,20 @@ class _Begun:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._size = 0
-
-    def __bool__(self) -> bool:
-        return self._size > 0
+        self.size = 0
 
     def add(self, piece: bytes) -> None:
-        self._size += len(piece)
+        self.size += len(piece)
         self._pieces.append(piece)
-        if self._size > MAX_LINE_BYTES + 2:  # the line's end does not count
+        if self.size > MAX_LINE_BYTES + 2:  # the line's end does not count
             self._pieces.clear()
 
     def ended(self, path: AnyPath, number: int, piece: bytes) -> bytes | BadItem:
         """The line with its last piece, or that it was too long; then nothing is begun."""
         self.add(piece)
-        line, size = b"".join(self._pieces), self._size
+        line, size = b"".join(self._pieces), self.size
         self._pieces.clear()
-        self._size = 0
+        self.size = 0
         if size > MAX_LINE_BYTES and size - _end(line) > MAX_LINE_BYTES:
             return BadItem(path, number, f"the line has more than {MAX_LINE_BYTES:,} bytes, which is the limit; break it up")
         return line.removeprefix(_BOM) if number == 1 else line

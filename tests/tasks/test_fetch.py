@@ -28,7 +28,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from permuteformer.tasks import TASKS
+from permuteformer.tasks import TASKS, transfer
 from permuteformer.tasks import fetch as fetching
 from permuteformer.tasks.catalogue import DOWNLOADS, Download, RemoteFile, find_download
 from permuteformer.tasks.fetch import FetchError, fetch
@@ -119,7 +119,7 @@ class Server(ThreadingHTTPServer):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(fetching, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_WAIT_SECONDS", 0.001)
     with Server() as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield server
@@ -226,7 +226,7 @@ def test_lost_connections_are_continued(server, tmp_path, size, length):
 def test_any_cuts(cuts, ranges):
     with pytest.MonkeyPatch.context() as patch, Server() as server, tempfile.TemporaryDirectory() as folder:
         patch.setenv("no_proxy", "127.0.0.1")
-        patch.setattr(fetching, "FIRST_WAIT_SECONDS", 0.0)
+        patch.setattr(transfer, "FIRST_WAIT_SECONDS", 0.0)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.005}, daemon=True).start()
         server.cuts, server.ranges = list(cuts), ranges
         assert whole(fetch(download(server.url), Path(folder))) == BODY
@@ -248,7 +248,7 @@ def test_a_server_that_ignores_ranges_starts_over(server, tmp_path):
 
 
 def test_a_server_that_always_cuts_and_never_continues_is_given_up(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "PROGRESS_BYTES", 10)
+    monkeypatch.setattr(transfer, "PROGRESS_BYTES", 10)
     server.ranges, server.cuts = False, [100_000] * 20
     with pytest.raises(FetchError, match=r"100,000 of 300,000 bytes \(after 4 attempts\)"):
         fetch(download(server.url), tmp_path, attempts=4)
@@ -256,7 +256,7 @@ def test_a_server_that_always_cuts_and_never_continues_is_given_up(server, tmp_p
 
 
 def test_progress_does_not_use_up_the_attempts(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "PROGRESS_BYTES", 10_000)
+    monkeypatch.setattr(transfer, "PROGRESS_BYTES", 10_000)
     server.cuts = [10_000] * 20
     assert whole(fetch(download(server.url), tmp_path, attempts=2)) == BODY
     assert len(server.seen) == 21
@@ -493,8 +493,8 @@ def test_redirects_to_nowhere(server, tmp_path, elsewhere):
 
 def test_redirects_do_not_leave_https():
     ask = urllib.request.Request("https://example.org/a")
-    follow = fetching._Redirects().redirect_request
-    with pytest.raises(fetching._Unusable, match="away from https"):
+    follow = transfer._Redirects().redirect_request
+    with pytest.raises(transfer.Unusable, match="away from https"):
         follow(ask, io.BytesIO(), 302, "Found", {}, "http://example.org/a")
     assert follow(ask, io.BytesIO(), 302, "Found", {}, "https://example.org/b").full_url == "https://example.org/b"
 

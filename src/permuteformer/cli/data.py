@@ -13,7 +13,8 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 from rich.text import Text
 
-from permuteformer.cli.terminal import console, errors_in_words, size
+from permuteformer.cli.terminal import console, errors_in_words, say
+from permuteformer.words import size_in_words
 
 if TYPE_CHECKING:
     from permuteformer.tasks import Task
@@ -44,14 +45,10 @@ def list_tasks(data: Data = None) -> None:
     packed = {task: download.bytes_packed for download in DOWNLOADS.values() for task in download.tasks}
     for name in TASKS:
         ways = ["generate"] if name in OFFICIAL else []
-        ways += [f"fetch ({size(packed[name])})"] if name in packed else []
+        ways += [f"fetch ({size_in_words(packed[name])})"] if name in packed else []
         table.add_row(name, Text(TASKS[name].title), Text(TASKS[name].licence), _where(name, data, " or ".join(ways)))
     console.print(table)
-    console.print(
-        "permuteformer data fetch TASK, generate TASK, check TASK, show TASK; options TASK says what --set may set",
-        markup=False,
-        highlight=False,
-    )
+    say("permuteformer data fetch TASK, generate TASK, check TASK, show TASK; options TASK says what --set may set")
 
 
 @app.command()
@@ -73,7 +70,7 @@ def options(name: Name) -> None:
         for option in TASKS.options(name).values():
             default = "" if option.default is option.empty else repr(option.default)
             table.add_row(option.name, str(option.annotation), default, Text(told.get(option.name, "").replace("``", "")))
-    console.print(summary.strip().replace("``", ""), markup=False, highlight=False)
+    say(summary.strip().replace("``", ""))
     console.print(table)
 
 
@@ -84,17 +81,17 @@ def fetch(
 ) -> None:
     """Download data: resumed where it broke off, checked, and there whole or not at all."""
     from permuteformer.tasks.catalogue import DOWNLOADS, find_download
-    from permuteformer.tasks.fetch import FetchError
     from permuteformer.tasks.fetch import fetch as run
     from permuteformer.tasks.folders import data_folder
+    from permuteformer.tasks.transfer import FetchError
 
     if not name:
         table = Table()
         for column in ("download", "what", "packed", "on disk", "licence", "tasks"):
             table.add_column(column)
         for d in DOWNLOADS.values():
-            unpacked = "?" if d.bytes_unpacked is None else size(d.bytes_unpacked)
-            table.add_row(d.name, d.title, size(d.bytes_packed), unpacked, d.licence, ", ".join(d.tasks))
+            unpacked = "?" if d.bytes_unpacked is None else size_in_words(d.bytes_unpacked)
+            table.add_row(d.name, d.title, size_in_words(d.bytes_packed), unpacked, d.licence, ", ".join(d.tasks))
         console.print(table)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -103,7 +100,7 @@ def fetch(
         with Progress(*columns, console=console) as progress:
             bar = progress.add_task(download.name)
             path = run(download, data_folder(data), progress=lambda done, total: progress.update(bar, completed=done, total=total))
-    console.print(f"{download.title}: {path}", markup=False)
+    say(f"{download.title}: {path}")
 
 
 @app.command()
@@ -146,7 +143,7 @@ def generate(
     for key, value in made.statistics.items():
         table.add_row(str(key), _value(value))
     console.print(table)
-    console.print(f"written to {made.folder}", markup=False)
+    say(f"written to {made.folder}")
 
 
 @app.command()
@@ -158,9 +155,9 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
         task = _task(name, path, data, protocol, set_, skip_bad=False)
         with _bar(f"reading {name}") as advance:
             report = run(task, advance)
-    console.print(f"{name}: {report.title}", markup=False)
+    say(f"{name}: {report.title}")
     for note in report.notes:
-        console.print(f"note: {note}", style="yellow", markup=False)
+        say(f"note: {note}", style="yellow")
     table = Table()
     table.add_column("")
     for split in report.splits:
@@ -180,13 +177,13 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
         table.add_row("repeated within", *(f"{split.repeated:,}" for split in found))
     console.print(table)
     for (first, second), count in report.shared.items():
-        console.print(f"in both {first} and {second}: {count:,}", style="yellow" if count else "", markup=False)
+        say(f"in both {first} and {second}: {count:,}", style="yellow" if count else "")
     if report.problems:
-        console.print(f"{report.problems:,} items cannot be read; the first are", style="red", markup=False)
+        say(f"{report.problems:,} items cannot be read; the first are", style="red")
         for problem in report.shown:
-            console.print(f"  {problem}", markup=False)
+            say(f"  {problem}")
         raise typer.Exit(1)
-    console.print("all items can be read", markup=False)
+    say("all items can be read")
 
 
 @app.command()
@@ -212,12 +209,12 @@ def show(
         if task.grid is not None:
             sheet = output or Path(f"{name}.png")
             shown = contact_sheet(task, split, count or 36, sheet, seed)
-            console.print(f"{shown} images of the {split} split: {sheet}", markup=False)
+            say(f"{shown} images of the {split} split: {sheet}")
             return
         for item in samples(task, split, count or 3, seed):
             console.rule(Text(f"{split} {item.id:,}" + (f" · {item.label}" if item.label else "")))
             for text in item.texts:
-                console.print(text, markup=False, highlight=False)
+                say(text)
 
 
 def _task(name: str, path: Path | None, data: Path | None, protocol: str | None, words: list[str] | None, skip_bad: bool) -> Task:
@@ -243,7 +240,7 @@ def _where(name: str, data: Path | None, ways: str) -> Text:
     try:
         source = TASKS[name](**({"data": str(data)} if data is not None and "data" in options else {})).source()
         files = [path.stat().st_size for path in source.paths if path.is_file()]
-        return Text(f"ready: {source.title}" + (f" ({size(sum(files))})" if files else ""), style="green")
+        return Text(f"ready: {source.title}" + (f" ({size_in_words(sum(files))})" if files else ""), style="green")
     except NotReady:
         return Text(ways or "not there", style="yellow")
 

@@ -10,7 +10,8 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from permuteformer.cli.terminal import console, errors_in_words, short, size
+from permuteformer.cli.terminal import console, errors_in_words, say
+from permuteformer.words import short, size_in_words
 
 
 def models(
@@ -28,7 +29,7 @@ def models(
 
     names = [name for name in PRESETS if only in name]
     if not names:
-        console.print(f"no preset's name contains {only!r}; there are {', '.join(PRESETS)}", markup=False)
+        say(f"no preset's name contains {only!r}; there are {', '.join(PRESETS)}")
         raise typer.Exit(1)
     table = Table()
     table.add_column("preset", no_wrap=True)
@@ -37,7 +38,7 @@ def models(
     for name in track(names, description="counting", console=console, transient=True):
         own = next((longest for task, (_, longest, _) in TASKS.items() if name.endswith(task)), LM_LENGTH)
         summary = summarize(PermuteFormerConfig.preset(name), length or own)
-        state = "" if summary.state_bytes is None else size(summary.state_bytes)
+        state = "" if summary.state_bytes is None else size_in_words(summary.state_bytes)
         reach = "any" if summary.reach is None else " x ".join(short(r) for r in summary.reach)
         table.add_row(name, short(summary.parameters), f"{summary.length:,}", short(summary.flops_per_token), state, reach)
     console.print(table)
@@ -62,5 +63,5 @@ def convert(
         raise typer.BadParameter(f"a value must be JSON (numbers as they are, texts in double quotes): {error}") from None
     with errors_in_words(StrictDataclassError):
         report = convert_checkpoint(source, output, **overrides)
-    console.print(str(report), markup=False)
-    console.print(f"written to {output}", markup=False)
+    say(str(report))
+    say(f"written to {output}")

@@ -1,4 +1,4 @@
-"""What all commands share: the console, numbers that people can read, and errors without a traceback."""
+"""What all commands share: the console, and errors without a traceback."""
 
 from __future__ import annotations
 
@@ -19,21 +19,10 @@ def errors_in_words(*kinds: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (ValueError, TypeError, OSError, *kinds)):
             raise
-        Console(stderr=True).print(f"{error}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 
-def short(number: float) -> str:
-    """A number that a person can read."""
-    for limit, unit in ((1e15, ""), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if number >= limit:
-            return f"{number:.1e}" if not unit else f"{number / (limit if unit != 'k' else 1e3):.3g} {unit}"
-    return f"{number:,.0f}"
-
-
-def size(number: int) -> str:
-    """Bytes that a person can read."""
-    for limit, unit in ((2**30, "GiB"), (2**20, "MiB")):
-        if number >= limit:
-            return f"{number / limit:.1f} {unit}"
-    return f"{number / 2**10:.0f} KiB"
+def say(text: str, style: str = "") -> None:
+    """Print a line as it is; a terminal breaks it where it must, so that paths can be copied."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -163,9 +163,8 @@ _LRA_RELEASE = Download(
     unpack="tar",
     root="lra_release",
     tasks=("lra-listops", "lra-retrieval", "lra-pathfinder"),
-    # Last known to work in 2024-12 (google-research/long-range-arena, issue 63); several public repositories report the 403 in 2026.
-    note="Since 2026 people have been refused there (403), and no copy with a known sum is public. "
-    "ListOps and Pathfinder can be generated instead.",
+    # It worked in 2024-12 (google-research/long-range-arena, issue 63). Three public repositories report the 403, one on 2026-08-31.
+    note="In 2026 it was refused there (403), and we know of no other copy. ListOps and Pathfinder can be generated instead.",
 )
 
 

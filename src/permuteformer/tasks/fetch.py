@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import logging
 import os
-import re
 import shutil
 import socket
-import ssl
 import tarfile
-import time
-import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from email.message import Message
-from email.utils import parsedate_to_datetime
-from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
-from typing import IO, Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
 from permuteformer.tasks.catalogue import Download, RemoteFile
-from permuteformer.tasks.folders import new_folder
+from permuteformer.tasks.folders import flush, new_folder, read_json, write_json
 from permuteformer.tasks.readers.problems import BadItem
+from permuteformer.tasks.transfer import FetchError, Part, Progress, Unusable, transfer
+from permuteformer.words import size_in_words
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[int, "int | None"], None]
 
 PACKED = "packed"
 """The folder, in the data folder, where archives are kept: entries of the catalogue share them."""
@@ -41,28 +30,7 @@ PACKED = "packed"
 MARK = ".fetched.json"
 """In an unpacked folder: by its absence, folders that were made by hand or generated are told from fetched ones."""
 
-FIRST_WAIT_SECONDS = 1.0
-"""Before the second attempt; every further wait is twice as long."""
-LONGEST_WAIT_SECONDS = 120.0
-PROGRESS_BYTES = 2**20
-"""An attempt that got this much further begins the count of failures anew: a long download may break off many times."""
 BLOCK_BYTES = 2**20
-
-
-class FetchError(RuntimeError):
-    """A download that could not be had, with what was tried and what to do."""
-
-
-class _TryAgain(Exception):
-    """An attempt failed in a way that may pass."""
-
-    def __init__(self, message: str, wait_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.wait_seconds = wait_seconds
-
-
-class _Unusable(Exception):
-    """An address that need not be tried again."""
 
 
 def fetch(download: Download, folder: Path, *, progress: Progress | None = None, timeout_seconds: float = 30, attempts: int = 5) -> Path:
@@ -121,11 +89,11 @@ def _alone(path: Path) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        who = _read_json(holder)
+        who = read_json(holder)
         named = f" (process {who['pid']} on {who['host']})" if {"pid", "host"} <= who.keys() else ""
         raise FetchError(f"another process{named} is fetching {path}; wait until it is done, or stop it and try again") from None
     try:
-        _write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
+        write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
         yield
     finally:
         holder.unlink(missing_ok=True)
@@ -136,27 +104,16 @@ def _check_space(download: Download, missing: list[RemoteFile], store: Path) -> 
     """Refuse before the first byte what cannot fit."""
     sizes = [file.size for file in missing]
     packed = sum(size for size in sizes if size is not None) if None not in sizes else download.bytes_packed
-    packed = max(packed - sum(_Part(store / file.filename).size for file in missing), 0) if missing else 0
+    packed = max(packed - sum(Part(store / file.filename).size for file in missing), 0) if missing else 0
     unpacked = 0 if download.unpack == "none" else download.bytes_unpacked or 0
     free = shutil.disk_usage(store).free
     if packed + unpacked > free:
         raise FetchError(
-            f"{download.name} needs {_readable(packed + unpacked)} in {store.parent} ({_readable(packed)} to download, "
-            f"{_readable(unpacked)} to unpack), and {_readable(free)} are free: make room for {_readable(packed + unpacked - free)}, "
+            f"{download.name} needs {size_in_words(packed + unpacked)} in {store.parent} ({size_in_words(packed)} to download, "
+            f"{size_in_words(unpacked)} to unpack), and {size_in_words(free)} are free: "
+            f"make room for {size_in_words(packed + unpacked - free)}, "
             "or choose another data folder (PERMUTEFORMER_DATA)"
         )
-
-
-def _readable(size: int) -> str:
-    """A size for people.
-
-    >>> _readable(8_230_000_000), _readable(1_500)
-    ('8.2 GB', '1.5 kB')
-    """
-    for unit, bytes_each in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= bytes_each:
-            return f"{size / bytes_each:.1f} {unit}"
-    return f"{size} bytes"
 
 
 def _unpack(download: Download, store: Path, target: Path) -> None:
@@ -180,7 +137,7 @@ def _unpack(download: Download, store: Path, target: Path) -> None:
         for child in list(top.iterdir()):
             child.rename(partial / child.name)
         shutil.rmtree(staging)
-        _write_json(partial / MARK, {"download": download.name, "files": {name: _read_json(_record(store / name)) for name in names}})
+        write_json(partial / MARK, {"download": download.name, "files": {name: read_json(_record(store / name)) for name in names}})
 
 
 def _record(path: Path) -> Path:
@@ -189,7 +146,7 @@ def _record(path: Path) -> Path:
 
 
 def _is_recorded(path: Path) -> bool:
-    return path.is_file() and _read_json(_record(path)).get("size") == path.stat().st_size
+    return path.is_file() and read_json(_record(path)).get("size") == path.stat().st_size
 
 
 def _is_whole(file: RemoteFile, path: Path) -> bool:
@@ -204,7 +161,7 @@ def _is_whole(file: RemoteFile, path: Path) -> bool:
 def _accept(file: RemoteFile, found: Path, path: Path, url: str | None) -> str:
     """Check a whole file, give it its name, and note its sums; or set it aside, and return what is wrong with it."""
     size, sums = found.stat().st_size, _sums(found)
-    before = _read_json(_record(path))
+    before = read_json(_record(path))
     # Without a published sum, the sum of the first download is what later ones are held against.
     remembered = before.get("sha256") if file.sha256 is None and file.md5 is None else None
     expected = {"size": file.size, "sha256": file.sha256 or remembered, "md5": file.md5}
@@ -213,10 +170,10 @@ def _accept(file: RemoteFile, found: Path, path: Path, url: str | None) -> str:
             since = f" as at the first download (delete {_record(path)} to take the new one)" if remembered else ""
             bad = _set_aside(found, path)
             return f"its {name} is {is_}, and must be {expected[name]}{since}; it is kept as {bad}"
-    _flush(found)
+    flush(found)
     os.replace(found, path)
-    _flush(path.parent)
-    _write_json(_record(path), {"url": url, "size": size, **sums})
+    flush(path.parent)
+    write_json(_record(path), {"url": url, "size": size, **sums})
     if file.sha256 is None and file.md5 is None and not remembered:
         log.warning("no sum is published for %s: its sha256 is %s, kept in %s for the next time", path, sums["sha256"], _record(path))
     return ""
@@ -231,15 +188,6 @@ def _sums(path: Path) -> dict[str, str]:
     return {name: each.hexdigest() for name, each in sums.items()}
 
 
-def _flush(path: Path) -> None:
-    """Have the disk hold it, so that a power cut does not leave a name without its bytes."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _set_aside(found: Path, path: Path) -> Path:
     for number in itertools.count(1):
         bad = path.with_name(f"{path.name}.bad" if number == 1 else f"{path.name}.bad{number}")
@@ -249,50 +197,15 @@ def _set_aside(found: Path, path: Path) -> Path:
     return bad
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """What a small file of our own says; nothing if it is not there or broke off."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_name(f"{path.name}.new")
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(partial, path)
-
-
-class _Part:
-    """The part of a file that is there, and of which version of which address it is."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.with_name(f"{path.name}.part")
-        self.notes = path.with_name(f"{path.name}.part.json")
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.is_file() else 0
-
-    def version(self) -> dict[str, Any]:
-        return _read_json(self.notes) if self.size else {}
-
-    def begin(self, version: dict[str, Any]) -> None:
-        """Start over. Old bytes go before the new version is noted, so that a crash between the two cannot mix them."""
-        self.path.write_bytes(b"")
-        _write_json(self.notes, version)
-
-
 def _download(file: RemoteFile, path: Path, progress: Progress, timeout_seconds: float, attempts: int, note: str) -> None:
     """Try the addresses in order, the one of which a part is there first."""
-    part, tried = _Part(path), []
+    part, tried = Part(path), []
     for url in sorted(file.urls, key=lambda url: url != part.version().get("url")):
         try:
-            _load(url, file, part, progress, timeout_seconds, attempts)
+            transfer(url, file, part, progress, timeout_seconds, attempts)
             problem = _accept(file, part.path, path, url)
             part.notes.unlink(missing_ok=True)
-        except _Unusable as reason:
+        except Unusable as reason:
             problem = str(reason)
         if not problem:
             return
@@ -300,147 +213,3 @@ def _download(file: RemoteFile, path: Path, progress: Progress, timeout_seconds:
         tried.append(f"{url}: {problem}")
     advice = f"Try again later, or put the file by hand at {path}"
     raise FetchError("\n  ".join([f"{path.name} could not be had:", *tried]) + "\n" + "\n".join(filter(None, [advice, note])))
-
-
-def _load(url: str, file: RemoteFile, part: _Part, progress: Progress, timeout_seconds: float, attempts: int) -> None:
-    """Bring the whole file from one address into the part, in as many attempts as it takes."""
-    failures, reached = 0, part.size
-    while problem := _attempt(url, file, part, progress, timeout_seconds):
-        failures = 1 if part.size >= reached + PROGRESS_BYTES else failures + 1
-        reached = max(reached, part.size)
-        if failures >= attempts:
-            raise _Unusable(f"{problem} (after {failures} attempts)")
-        wait_seconds = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), LONGEST_WAIT_SECONDS)
-        if problem.wait_seconds is not None:
-            wait_seconds = problem.wait_seconds
-        if wait_seconds > LONGEST_WAIT_SECONDS:
-            raise _Unusable(f"{problem}, and asks to wait for {wait_seconds:,.0f} seconds")
-        log.info("%s: %s; next attempt in %.0f seconds", url, problem, wait_seconds)
-        time.sleep(wait_seconds)
-
-
-def _attempt(url: str, file: RemoteFile, part: _Part, progress: Progress, timeout_seconds: float) -> _TryAgain | None:
-    """One request. Returns nothing when the part is the whole file, else what went wrong that may pass."""
-    try:
-        _request(url, file, part, progress, timeout_seconds)
-    except _TryAgain as problem:
-        return problem
-    return None
-
-
-def _request(url: str, file: RemoteFile, part: _Part, progress: Progress, timeout_seconds: float) -> None:
-    """Ask for what is missing, and append it to the part."""
-    version = part.version() if part.version().get("url") == url else {}
-    if version and version.get("size") == part.size:
-        return  # it broke off between the last byte and the check
-    validator: str = version.get("etag") or version.get("last_modified") or ""
-    start = part.size if validator else 0
-    headers: dict[str, str] = {"User-Agent": "permuteformer", "Accept-Encoding": "identity"}  # some servers refuse urllib's own name
-    if start:
-        headers |= {"Range": f"bytes={start}-", "If-Range": validator}
-    try:
-        response = urllib.request.build_opener(_Redirects).open(urllib.request.Request(url, headers=headers), timeout=timeout_seconds)
-    except HTTPError as error:
-        with error:
-            if error.code != 416 or not start:
-                raise _refusal(error) from None
-            if _content_range(error.headers)[1] == start:
-                return
-            part.begin({})
-            raise _TryAgain("has no more of that version of the file") from None
-    except (OSError, HTTPException) as error:
-        raise _lost(error, timeout_seconds) from None
-    with response:
-        start, size = _place(response, url, file, part, start)
-        _receive(response, part, start, size if size is not None else file.size, progress, timeout_seconds)
-
-
-def _place(response: HTTPResponse, url: str, file: RemoteFile, part: _Part, start: int) -> tuple[int, int | None]:
-    """Where the bytes of the response belong, and how many the file has."""
-    etag, last_modified = response.headers["ETag"], response.headers["Last-Modified"]
-    if response.status == 206 and start:
-        begins, size = _content_range(response.headers)
-        before = part.version()
-        now = {"etag": etag, "last_modified": last_modified, "size": size}
-        if begins == start and all(before.get(name) in (None, value) or value is None for name, value in now.items()):
-            return start, before.get("size")
-        part.begin({})
-        raise _TryAgain("has another version of the file than before")
-    if response.status != 200:
-        raise _Unusable(f"answered {response.status} {response.reason}")
-    length = response.headers["Content-Length"]
-    size = int(length) if length is not None and length.isdigit() else None
-    if size is not None and file.size not in (None, size):
-        raise _Unusable(f"has a file of {size:,} bytes, and {file.filename} has {file.size:,}")
-    if etag is not None and etag.startswith("W/"):
-        etag = None  # says that two versions are alike, not that they are equal
-    part.begin({"url": url, "etag": etag, "last_modified": last_modified, "size": size})
-    return 0, size
-
-
-def _receive(response: HTTPResponse, part: _Part, done: int, size: int | None, progress: Progress, timeout_seconds: float) -> None:
-    try:
-        with part.path.open("ab") as handle:
-            progress(done, size)
-            while block := _read(response, timeout_seconds):
-                handle.write(block)
-                done += len(block)
-                progress(done, size)
-    except OSError as error:
-        raise FetchError(f"cannot write {part.path}: {error.strerror}; what is there stays, to be continued") from error
-    if size is not None and done > size:
-        part.begin({})
-        raise _TryAgain(f"sent {done:,} bytes of a file of {size:,}")
-    if size is not None and done < size:
-        raise _TryAgain(f"the connection ended after {done:,} of {size:,} bytes")
-
-
-def _read(response: HTTPResponse, timeout_seconds: float) -> bytes:
-    try:
-        return response.read1(BLOCK_BYTES)
-    except (OSError, HTTPException) as error:
-        raise _lost(error, timeout_seconds) from None
-
-
-def _content_range(headers: Message) -> tuple[int | None, int | None]:
-    """First byte and size of the whole, of ``bytes 5-9/10`` or ``bytes */10``."""
-    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", headers["Content-Range"] or "")
-    first, size = match.groups() if match else (None, None)
-    return int(first) if first else None, int(size) if size else None
-
-
-def _refusal(error: HTTPError) -> Exception:
-    message = f"answered {error.code} {error.reason}"
-    return _TryAgain(message, _retry_after(error.headers)) if error.code in (408, 425, 429) or error.code >= 500 else _Unusable(message)
-
-
-def _retry_after(headers: Message) -> float | None:
-    """Seconds that the server asks to wait: it gives a number, or a date."""
-    asked = headers["Retry-After"] or ""
-    if asked.isdigit():
-        return float(asked)
-    try:
-        return max(parsedate_to_datetime(asked).timestamp() - time.time(), 0.0)
-    except ValueError:
-        return None
-
-
-def _lost(error: Exception, timeout_seconds: float) -> Exception:
-    reason = error.reason if isinstance(error, URLError) else error
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return _Unusable(f"has a certificate that cannot be trusted ({reason.verify_message})")
-    if isinstance(reason, TimeoutError):
-        return _TryAgain(f"was silent for {timeout_seconds:g} seconds")
-    return _TryAgain(f"the connection was lost ({reason or type(reason).__name__})")
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows to http and https only, and not from https to http."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> urllib.request.Request | None:
-        if urlsplit(newurl).scheme not in ("https", urlsplit(req.full_url).scheme):
-            fp.close()
-            raise _Unusable(f"sends on to {newurl}, away from https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -73,7 +73,7 @@ def generate_listops(
     useful = 1 + int(wanted / (_ACCEPTED * _DRAWS))
     # More than ten times as many are never looked at: draws that give so little are not those of this file.
     drawn = pieces(partial(_draw, seed=seed), 10 * useful + 10, min(processes or os.cpu_count() or 1, useful))
-    with new_folder(Path(folder)) as made, ExitStack() as files, closing(drawn):  # type: ignore[type-var]
+    with new_folder(Path(folder)) as made, ExitStack() as files, closing(drawn):
         writer = _Writer({name: files.enter_context(open(made / file, "wb")) for name, file in FILES.items()}, sizes)
         for piece in drawn:
             added = writer.add(piece)

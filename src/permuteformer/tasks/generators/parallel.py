@@ -5,14 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def pieces(work: Callable[[int], T], count: int, processes: int | None = None) -> Iterator[T]:
+def pieces(work: Callable[[int], T], count: int, processes: int | None = None) -> Generator[T, None, None]:
     """``work(0)`` … ``work(count - 1)``, in this order, computed by ``processes`` (all cores unless told).
 
     A piece must take its randomness from its own number, as ``numpy.random.default_rng([seed, number])`` does: then results do not

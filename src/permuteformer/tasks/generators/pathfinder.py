@@ -6,12 +6,12 @@ The images are distributed as those of the Long-Range Arena (drewlinsley/pathfin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -181,7 +181,7 @@ def generate_pathfinder(
     with new_folder(Path(folder) / f"pathfinder{resolution}" / LEVELS[level]) as unfinished:
         (unfinished / "metadata").mkdir()
         work = pieces(partial(_write_folder, unfinished, chosen, count, seed), math.ceil(count / _FOLDER), processes)
-        with closing(cast("Generator[Array, None, None]", work)) as folders:  # no process writes on when there is an exception
+        with closing(work) as folders:  # no process writes on when there is an exception
             for part in folders:
                 sums += part
                 if progress is not None:
@@ -251,27 +251,22 @@ def _draw(settings: PathfinderSettings, margin: int, rng: np.random.Generator, c
 
 
 def _targets(settings: PathfinderSettings, tables: Paddles, rng: np.random.Generator, count: int) -> tuple[Field, list[_Curves]]:
-    """Two snakes for each image, and the field with them."""
-    occupied, tried = np.empty((0, tables.side**2), np.uint8), 0
-    pairs: list[tuple[Snakes, Snakes]] = []
-    while (missing := count - len(occupied)) > 0:
-        needed = 1.1 * tried / len(occupied) if len(occupied) else 4 + tried
-        attempts = min(math.ceil(missing * needed), _ROUND)
-        field, pair = _pairs(settings, tables, rng, attempts)
-        for snakes in pair:
-            snakes.keep(np.arange(min(missing, len(snakes.rows))))
-        occupied = np.concatenate([occupied, field.occupied[pair[0].rows]])
-        pairs.append(pair)
+    """Two snakes for each image, and the field with them. Most pairs fail, so many are tried, and the first that do not are taken."""
+    parts: list[tuple[Array, ...]] = []
+    found = tried = 0
+    while found < count:
+        needed = 1.1 * tried / found if found else 4 + tried
+        attempts = min(math.ceil((count - found) * needed), _ROUND)
+        parts.append(tuple(array[: count - found] for array in _pairs(settings, tables, rng, attempts)))
+        found += len(parts[-1][0])
         tried += attempts
-    curves = [
-        _Curves(np.arange(count), np.concatenate([part.pixels for part in parts]), np.concatenate([part.directions for part in parts]))
-        for parts in zip(*pairs, strict=True)
-    ]
-    return Field(tables, occupied), curves
+    occupied, *snakes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Field(tables, occupied), [_Curves(np.arange(count), *snakes[:2]), _Curves(np.arange(count), *snakes[2:])]
 
 
-def _pairs(settings: PathfinderSettings, tables: Paddles, rng: np.random.Generator, attempts: int) -> tuple[Field, tuple[Snakes, Snakes]]:
-    """Grow pairs of target snakes, one a row of the field. Those that find their places to the end are returned."""
+def _pairs(settings: PathfinderSettings, tables: Paddles, rng: np.random.Generator, attempts: int) -> tuple[Array, ...]:
+    """Try to grow pairs of target snakes, one in each image of a field. For those that grow to the end: the occupancy, and of the one snake
+    and the other pixels and directions."""
     field = Field.empty(tables, attempts, settings.padding)
     rows, directions = np.arange(attempts), rng.integers(SEEDS, size=(2, attempts))
     starts, offsets, numbers = _starts(tables, settings.seed_distance)
@@ -286,7 +281,7 @@ def _pairs(settings: PathfinderSettings, tables: Paddles, rng: np.random.Generat
             for both in pair:
                 both.keep(grown)
     pair[1].end()  # only this one: in the official images, too, the last paddle of the other keeps no distractor off
-    return field, pair
+    return field.occupied[pair[0].rows], *(part for snakes in pair for part in (snakes.pixels, snakes.directions))
 
 
 @lru_cache(maxsize=16)

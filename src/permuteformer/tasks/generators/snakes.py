@@ -298,7 +298,7 @@ def _up(places: Array) -> Array:
 def _dilated(image: Array, radius: int) -> Array:
     """The image where each pixel is the brightest within a disc around it."""
     height, width = image.shape
-    padded, result = np.pad(image, radius), image.copy()
+    padded, result = np.pad(image, radius), np.array(image)
     for row in range(-radius, radius + 1):
         for column in range(-radius, radius + 1):
             if row * row + column * column <= radius * radius:

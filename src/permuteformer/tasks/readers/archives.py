@@ -154,11 +154,13 @@ class _Writer:
                 raise
             twice = isinstance(error, (FileExistsError, NotADirectoryError))
             wrong = "it is there already, from before or by a member of the same name; use an empty folder" if twice else reason(error)
-            raise BadItem(entry.place, None, f"{target} cannot be written: {wrong}") from None
+            raise BadItem(entry.place, None, f"{printable(str(target))} cannot be written: {wrong}") from None
 
     def _make_parents(self, target: Path, entry: Entry) -> None:
         below = target.relative_to(self._folder).parents
         if any((self._folder / parent).is_symlink() for parent in below if parent.parts):
-            raise BadItem(entry.place, None, f"a link is on the way to {target}, and may lead out of the folder; use an empty folder")
+            raise BadItem(
+                entry.place, None, f"a link is on the way to {printable(str(target))}, and may lead elsewhere; use an empty folder"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         self._parent = target.parent

@@ -74,7 +74,7 @@ def _of_folder(folder: str) -> Iterator[Entry]:
 def _in_folder(folder: str, root: str, name: str) -> Entry:
     path = os.path.join(folder, name)
     try:
-        inside = os.path.realpath(path).startswith(os.path.join(root, ""))
+        inside = os.path.join(os.path.realpath(path), "").startswith(os.path.join(root, ""))
         found = os.stat(path)
     except (OSError, RuntimeError) as error:
         return _on_disk(folder, name, f"a link to nothing, or a file that cannot be looked at ({reason(error)})")

@@ -38,7 +38,8 @@ def _object(path: AnyPath, number: int, line: str, decoder: json.JSONDecoder) ->
     try:
         row = decoder.decode(line)
     except json.JSONDecodeError as error:
-        return BadItem(path, number, f"this is no JSON: {error.msg} at character {error.pos + 1:,}; give one object a line")
+        at = min(error.pos, len(line.rstrip())) + 1  # it may have looked for more after the line's end
+        return BadItem(path, number, f"this is no JSON: {error.msg} at character {at:,}; give one object a line")
     except ValueError as error:
         return BadItem(path, number, f"this JSON cannot be used: {error}")
     except RecursionError:

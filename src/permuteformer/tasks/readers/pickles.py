@@ -16,6 +16,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from permuteformer.tasks.readers.unpacking import reason
+
 MAX_PICKLE_BYTES = 128 << 20
 """A batch of CIFAR-10 has 31 MB."""
 
@@ -77,7 +79,7 @@ def plain_pickle(data: bytes) -> Any:
     except LookupError:  # the stack or the memo does not have it
         raise ValueError("the pickle is damaged; fetch or copy it again") from None
     except Exception as error:  # the disassembler lets through what int and codecs say
-        raise ValueError(f"the pickle cannot be read: {error}") from None
+        raise ValueError(f"the pickle cannot be read: {reason(error)}") from None
     return result
 
 

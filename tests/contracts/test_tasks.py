@@ -215,7 +215,7 @@ def test_models_take_its_batches(task):
         sums = task.score(output.logits, batch)
         assert output.loss.item() == pytest.approx(float(sums["loss"]) / float(sums["tokens"]), rel=1e-4)
         return
-    config = PermuteFormerConfig(**small, num_labels=task.num_labels, axes=2 if task.grid else 1)
+    config = PermuteFormerConfig(**small, id2label=dict(enumerate(task.labels)), axes=2 if task.grid else 1)
     if task.kind == "match":
         model = PermuteFormerForMatching(config).eval()
         output = model(batch.input_ids, batch.second_input_ids, batch.key_mask, batch.second_key_mask, labels=batch.labels)

@@ -158,7 +158,7 @@ def test_a_table_of_images(tmp_path):
     assert batch.input_ids.shape == (16, 16 * 16 + 2)
     assert batch.positions.shape == (16, 16 * 16 + 2, 2)
     assert {int(row[1]) - 3 for row in batch.input_ids} <= {10 * n for n in range(20)}
-    for name, message in [("../outside.png", "outside of the table's folder"), ("none.png", "there is no image"), ("", "path of an image")]:
+    for name, message in [("../outside.png", "leads out of the folder"), ("none.png", "there is no image"), ("", "path of an image")]:
         path.write_text("\n".join([*lines, f"{name},dark"]))
         with pytest.raises(ValueError, match=f"line 22: .*{message}"):
             Classify(str(path), size=16).prepare()
@@ -211,6 +211,28 @@ def test_pairs(tmp_path):
     assert task.lengths("train").max() == len("b39 longer") + 2
     with pytest.raises(ValueError, match="first: unknown column"):
         Match(str(path), first="left")
+
+
+def test_ids_that_come_twice(tmp_path):
+    rows = [{"id": n % 19, "text": "x", "text2": "y", "label": n % 2} for n in range(20)]
+    path = write(tmp_path / "a.parquet", rows)
+    assert sum(Classify(path).prepare().info["splits"].values()) == 20, "a column named id is nothing special"
+    for build in (Classify, lambda *a, **k: Match(*a, first="text", **k)):
+        with pytest.raises(ValueError, match=r"a\.parquet, line 20: the id '0' was there before"):
+            build(path, id="id").prepare()
+        assert sum(build(path, id="id", skip_bad=True).prepare().info["splits"].values()) == 19
+
+
+def test_links_do_not_lead_out(tmp_path):
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "secret.csv", ROWS)
+    (tmp_path / "in" / "link.csv").symlink_to(tmp_path / "secret.csv")
+    with pytest.raises(ValueError, match=r"'link\.csv' leads out of the folder"):
+        Classify(str(tmp_path / "in"))
+    (tmp_path / "in" / "a.png").symlink_to(tmp_path / "secret.csv")
+    (tmp_path / "in" / "table.jsonl").write_text('{"image": "a.png", "label": 1}\n')
+    with pytest.raises(ValueError, match=r"line 1: 'a\.png' leads out of the folder"):
+        Classify(str(tmp_path / "in" / "table.jsonl")).prepare()
 
 
 def test_what_is_not_there(tmp_path):

@@ -307,7 +307,14 @@ def test_many_extended_records_take_linear_time():
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [(b"", "the file is empty"), (b"no archive" * 100, "no header of a tar archive"), (b"PK\x03\x04 no", "zip archive")]
+    ("data", "said"),
+    [
+        (b"", "the file is empty"),
+        (bytes(1024), "no members"),
+        (zip_bytes({}), "no members"),
+        (b"no archive" * 100, "no header of a tar archive"),
+        (b"PK\x03\x04 no", "zip archive"),
+    ],
 )
 def test_what_is_no_archive(tmp_path, data, said):
     path = written(tmp_path / "x", data)

@@ -131,9 +131,8 @@ def test_packed_lines_that_are_damaged(folder, ending, data):
     problems = Every()
     found = list(lines.raw_lines(written(folder / f"x{ending}", data.draw(mutated(PACK[ending](text)))), problems))
     assert problems.count <= 1
-    if ending != ".gz" or problems.count == 0:  # gzip has no sums before its end
-        assert found in (list(enumerate(text.split(b"\n")[:-1], 1))[: len(found)], [])
-    assert found or problems.count
+    if not problems.count:  # before the problem there may be lines that are damaged: sums come last
+        assert found == list(enumerate(text.split(b"\n")[:-1], 1))
 
 
 # Tables
@@ -267,7 +266,7 @@ def zip_of(files):
 
 
 @pytest.mark.parametrize("make", [tar_of, zip_of])
-@given(st.lists(st.tuples(names, st.binary(max_size=30)), max_size=6))
+@given(st.lists(st.tuples(names, st.binary(max_size=30)), min_size=1, max_size=6))
 def test_nothing_leaves_the_folder(make, files):
     with tempfile.TemporaryDirectory() as place:
         top = Path(place, "a", "b", "c", "d")
@@ -303,7 +302,7 @@ def test_archives_that_are_damaged(folder, mode, data):
 def test_any_bytes_as_an_archive(folder, data, name):
     problems = Every()
     found = list(members(written(folder / name, data), problems, wanted=everything))
-    assert problems.count or not any(data)  # zeros are a tar without members
+    assert problems.count == 1
     assert not found
 
 

@@ -175,6 +175,8 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
             table.add_row(title, *(f"{split.lengths[quantile]:,}" for split in found))
         table.add_row(f"cut at {task.max_length:,} tokens", *(f"{split.cut:,}" for split in found))
         table.add_row("repeated within", *(f"{split.repeated:,}" for split in found))
+        for baseline in next(iter(found)).baselines:
+            table.add_row(f"{task.metric}: {baseline}", *(f"{100 * split.baselines[baseline]:.1f} %" for split in found))
     console.print(table)
     for (first, second), count in report.shared.items():
         say(f"in both {first} and {second}: {count:,}", style="yellow" if count else "")

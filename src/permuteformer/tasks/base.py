@@ -178,6 +178,10 @@ class Task(ABC):
         """How many labels there are."""
         return len(self.labels)
 
+    def baselines(self, split: str) -> dict[str, float]:
+        """What the metric is for answers that need no model: names to values."""
+        return {}
+
     def notes(self) -> list[str]:
         """What must be said beside a number: of the data, and where models are chosen on the test split."""
         notes = [note] if (note := self.source().note) else []
@@ -223,6 +227,10 @@ class Classification(Task):
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
         return {"accuracy": sums["correct"] / sums["items"], "loss": sums["loss"] / sums["items"]}
+
+    def baselines(self, split: str) -> dict[str, float]:
+        labels = self.items(split).column("label")
+        return {"always the most frequent label": float(np.bincount(labels).max() / len(labels))}
 
     def words(self, item: Mapping[str, Any]) -> list[str]:
         if self.grid is not None:

@@ -28,6 +28,7 @@ class SplitReport:
     """Items of which something is cut off."""
     repeated: int = 0
     """Items that are the same as an earlier one of the split."""
+    baselines: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _look(task: Classification, split: str, items: Items, repeated: int) -> Spli
     longest = {q: int(length) for q, length in zip(QUANTILES, np.percentile(lengths, QUANTILES, method="inverted_cdf"), strict=True)}
     sizes = np.max([items.byte_lengths(name) for name, kind in task.columns.items() if kind == "binary"], axis=0)
     cut = int((sizes + task.input.alphabet.specials > task.max_length).sum())
-    return SplitReport(len(items), {name: counts[name] for name in task.labels}, longest, cut, repeated)
+    return SplitReport(len(items), {name: counts[name] for name in task.labels}, longest, cut, repeated, task.baselines(split))
 
 
 def _hashes(items: Items) -> np.ndarray:

@@ -14,6 +14,8 @@ from permuteformer.tasks.own import (
     OwnClassification,
     choose_column,
     files_of_splits,
+    id_of,
+    inside,
     label_name,
     no_column,
     text_bytes,
@@ -39,6 +41,7 @@ class Classify(OwnClassification):
         text: the column of texts; guessed from its name unless told.
         image: the column of paths of images, from the table's own folder; what it is, if there is no text.
         label: the column of labels; guessed too.
+        id: a column in which no value may come twice.
         max_length: bytes of the longest text, with CLS and SEP; what is longer is cut. Images are made squares of ``size`` pixels.
         size: pixels of a side of an image.
         seed: of the splits, where they are made.
@@ -57,6 +60,7 @@ class Classify(OwnClassification):
         text: str | None = None,
         image: str | None = None,
         label: str | None = None,
+        id: str | None = None,
         max_length: int = 4096,
         size: int = 32,
         seed: int = 0,
@@ -79,10 +83,11 @@ class Classify(OwnClassification):
         self.split = by_column if all(split is None for split, _ in self.files) else None
         self.given = frozenset(split for split, _ in self.files if split) if self.split is None else frozenset(SPLIT_NAMES.values())
         self.input = Values(PAPER, max_length) if self.text is not None else Pixels(PAPER, (size, size))
+        self.id = choose_column(first, "id", id, names, ())
         self.seed, self.skip_bad = seed, skip_bad
 
     def recipe(self) -> dict[str, Any]:
-        return {**super().recipe(), "columns": [self.text, self.image, self.label, self.split], "grid": self.grid}
+        return {**super().recipe(), "columns": [self.text, self.image, self.label, self.split, self.id], "grid": self.grid}
 
     def sources(self, folder: Path) -> Iterator[Source]:
         paths = tuple(path for _, path in self.files)
@@ -94,7 +99,7 @@ class Classify(OwnClassification):
                 try:
                     if self.split is not None:
                         split = _split(row.get(self.split))
-                    yield Item(path, line, split, label_name(row.get(self.label)), {"value": self._value(path, row)})
+                    yield Item(path, line, split, label_name(row.get(self.label)), {"value": self._value(path, row)}, id_of(row, self.id))
                 except ValueError as error:
                     yield BadItem(path, line, str(error))
 
@@ -105,9 +110,7 @@ class Classify(OwnClassification):
         name = row.get(self.image)
         if not isinstance(name, str) or not name:
             raise ValueError(f"column {self.image!r} must be the path of an image; it is {name!r:.50}")
-        file = (path.parent / name).resolve()
-        if not file.is_relative_to(path.parent.resolve()):
-            raise ValueError(f"the image {name!r:.100} is outside of the table's folder: paths must lead into it")
+        file = inside(Path(name), path.parent)
         if not file.is_file():
             raise ValueError(f"there is no image {name!r:.100}")
         return gray_image(file.read_bytes(), self.grid).tobytes()

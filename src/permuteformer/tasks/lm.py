@@ -10,7 +10,7 @@ from typing import Any
 
 from permuteformer.tasks.base import TASKS, NotReady, Source
 from permuteformer.tasks.language import Documents, LanguageModelling
-from permuteformer.tasks.own import split_named
+from permuteformer.tasks.own import inside, split_named
 from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.lines import lines
 from permuteformer.tasks.readers.problems import Problems
@@ -65,6 +65,8 @@ class Lm(LanguageModelling):
         if self.path.is_dir():
             hidden = lambda file: any(part.startswith(".") for part in file.relative_to(self.path).parts)  # noqa: E731
             files = sorted(f for f in self.path.rglob("*") if f.is_file() and fnmatch(f.name, self.pattern) and not hidden(f))
+            for file in files:
+                inside(file.relative_to(self.path), self.path)
             if not files:
                 raise NotReady(f"{self.path} has no file of the pattern {self.pattern!r}")
         yield Source(self.path.name, tuple(files), lambda problems: self._read(files, problems))

@@ -10,6 +10,7 @@ from pathlib import Path
 from permuteformer.tasks import protocol as protocols
 from permuteformer.tasks.base import TASKS, Classification, Source
 from permuteformer.tasks.inputs import Pixels
+from permuteformer.tasks.own import inside
 from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.images import gray_image
 from permuteformer.tasks.readers.lines import lines
@@ -78,11 +79,15 @@ class LraPathfinder(Classification):
         # A count first, as splits are shares of it. Complaints come in the second reading.
         total = sum(1 for _ in chain.from_iterable(lines(path, Problems(skip=True)) for path in metadata))
         number = 0
+        seen: set[tuple[str, ...]] = set()
         for file in metadata:
             for line, text in lines(file, problems):
                 split = "train" if 10 * number < 8 * total else "validation" if 10 * number < 9 * total else "test"
                 number += 1
                 try:
+                    if (image := tuple(text.split()[:2])) in seen:
+                        raise ValueError(f"the image {'/'.join(image)} was there before")
+                    seen.add(image)
                     row = self._image(level, text)
                 except ValueError as error:
                     problems.add(BadItem(file, line, str(error)))
@@ -95,9 +100,7 @@ class LraPathfinder(Classification):
         fields = line.split()
         if len(fields) < 4 or fields[3] not in ("0", "1"):
             raise ValueError("a line must be: folder, file, index, label (0 or 1), …, separated by blanks")
-        path = (level / fields[0] / fields[1]).resolve()
-        if not path.is_relative_to(level.resolve()):
-            raise ValueError(f"the image {fields[0]}/{fields[1]} is outside of {level.name}")
+        path = inside(Path(fields[0], fields[1]), level)
         if not path.is_file():
             raise ValueError(f"there is no image {fields[0]}/{fields[1]}")
         data = path.read_bytes()

@@ -9,7 +9,7 @@ from typing import Any
 from permuteformer.tasks.base import TASKS, Matching, Source
 from permuteformer.tasks.classify import LABELS
 from permuteformer.tasks.inputs import Values
-from permuteformer.tasks.own import Item, OwnClassification, choose_column, files_of_splits, label_name, no_column, text_bytes
+from permuteformer.tasks.own import Item, OwnClassification, choose_column, files_of_splits, id_of, label_name, no_column, text_bytes
 from permuteformer.tasks.readers.problems import BadItem, Problems
 from permuteformer.tasks.readers.tables import ENDINGS, column_names, rows
 from permuteformer.tokens import PAPER
@@ -29,6 +29,7 @@ class Match(OwnClassification, Matching):
         first: the column of first texts; guessed from its name unless told.
         second: that of second texts.
         label: the column of labels.
+        id: a column in which no value may come twice.
         max_length: bytes of the longest text, with CLS and SEP; what is longer is cut.
         seed: of the splits, where they are made.
         skip_bad: leave out what cannot be read, and count it.
@@ -46,6 +47,7 @@ class Match(OwnClassification, Matching):
         first: str | None = None,
         second: str | None = None,
         label: str | None = None,
+        id: str | None = None,
         max_length: int = 4096,
         seed: int = 0,
         skip_bad: bool = False,
@@ -64,10 +66,11 @@ class Match(OwnClassification, Matching):
                 raise no_column(table, option, names)
         self.first, self.second, self.label = (str(column) for column in chosen.values())
         self.input = Values(PAPER, max_length)
+        self.id = choose_column(table, "id", id, names, ())
         self.seed, self.skip_bad = seed, skip_bad
 
     def recipe(self) -> dict[str, Any]:
-        return {**super().recipe(), "columns": [self.first, self.second, self.label]}
+        return {**super().recipe(), "columns": [self.first, self.second, self.label, self.id]}
 
     def sources(self, folder: Path) -> Iterator[Source]:
         paths = tuple(path for _, path in self.files)
@@ -78,6 +81,6 @@ class Match(OwnClassification, Matching):
             for line, row in rows(path, problems):
                 try:
                     texts = {name: text_bytes(row.get(column), column) for name, column in (("first", self.first), ("second", self.second))}
-                    yield Item(path, line, split, label_name(row.get(self.label)), texts)
+                    yield Item(path, line, split, label_name(row.get(self.label)), texts, id_of(row, self.id))
                 except ValueError as error:
                     yield BadItem(path, line, str(error))

@@ -34,6 +34,8 @@ class Item:
     """``None``: one is to be made."""
     label: str
     row: Row
+    id: str | None = None
+    """Must be another one for every item, if it is told."""
 
 
 class OwnClassification(Classification):
@@ -76,10 +78,15 @@ class OwnClassification(Classification):
         elif "test" in self.given:
             shares = {"train": 0.9, "validation": 0.1}
         splitter = Splitter(shares, self.seed)
+        seen: set[str] = set()
         for item in items:
             try:
                 if isinstance(item, BadItem):
                     raise item
+                if item.id is not None:
+                    if item.id in seen:
+                        raise BadItem(item.path, item.line, f"the id {printable(item.id, 50)!r} was there before")
+                    seen.add(item.id)
                 made = item.split is None or (item.split == "train" and "validation" not in self.given)
                 number = self._number(item, new=made or item.split == "train")
             except BadItem as problem:
@@ -111,10 +118,12 @@ def files_of_splits(path: str, validation: str | None, test: str | None, endings
     main = _there("path", path)
     found: list[tuple[str | None, Path]] = [(None, main)]
     if main.is_dir():
-        inside = sorted(file for file in main.iterdir() if file.is_file() and file.name.lower().endswith(tuple(endings)))
-        if not inside:
+        tables = sorted(file for file in main.iterdir() if file.is_file() and file.name.lower().endswith(tuple(endings)))
+        if not tables:
             raise NotReady(f"{path} has no file that ends in {', '.join(endings)}")
-        found = [(split_named(file.name), file) for file in inside]
+        for file in tables:
+            inside(Path(file.name), main)
+        found = [(split_named(file.name), file) for file in tables]
         if any(split for split, _ in found) and (of_none := [file.name for split, file in found if split is None]):
             raise ValueError(f"files of {path} have splits in their names, but {', '.join(of_none)} has none: move it away, or rename it")
     found += [(split, _there(split, given)) for split, given in (("validation", validation), ("test", test)) if given is not None]
@@ -160,6 +169,19 @@ def text_bytes(value: object, column: str) -> bytes:
     if not isinstance(value, str):
         raise ValueError(f"column {column!r} must be text; it is {'empty' if value is None else type(value).__name__}")
     return value.encode("utf-8", "surrogatepass")
+
+
+def id_of(row: Mapping[str, Any], column: str | None) -> str | None:
+    """What the column of ids has, if there is such a column."""
+    return None if column is None else str(row.get(column))
+
+
+def inside(path: Path, folder: Path) -> Path:
+    """The file, which must not lead out of the folder: neither by its name nor by links."""
+    file = (folder / path).resolve()
+    if not file.is_relative_to(folder.resolve()):
+        raise ValueError(f"{printable(str(path))!r} leads out of the folder {folder}: it must be inside")
+    return file
 
 
 def _there(option: str, name: str) -> Path:

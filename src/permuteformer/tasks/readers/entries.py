@@ -113,6 +113,8 @@ def _of_zip(path: AnyPath) -> Iterator[Entry]:
         raise Broken(f"this cannot be read as a zip archive ({reason(error)})") from None
     with archive:
         listed = archive.infolist()
+        if not listed:  # zipfile takes an archive for empty whose directory cannot be found
+            raise Broken("there are no members in it")
         if sum(info.compress_size for info in listed) > os.path.getsize(path):
             raise Broken("its members overlap, as in a zip bomb", "do not trust it")
         for info in listed:

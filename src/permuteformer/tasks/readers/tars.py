@@ -53,12 +53,13 @@ class Tar:
         """Member by member; ``data`` belongs to the one that came last. Raises ``Broken`` where the archive does."""
         common: dict[str, bytes] = {}
         own: dict[str, bytes] = {}
+        empty = True
         while True:
             self._skip(self._left)
             block = self._take(_BLOCK)
             if not any(block):
                 self._check_end()
-                return
+                break
             header = _header(block)
             self._left = _padded(header.size)
             if header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
@@ -70,7 +71,9 @@ class Tar:
                 own.update(_records(self._extension(header.size)))
             else:
                 yield self._member(header, {**common, **own})
-                own = {}
+                own, empty = {}, False
+        if empty:
+            raise Broken("there are no members in it")
 
     def data(self, member: Member) -> Iterator[bytes]:
         """The bytes of the member that ``members`` gave last."""

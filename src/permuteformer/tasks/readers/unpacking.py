@@ -41,7 +41,10 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 class Broken(Exception):
-    """The stream cannot be read further; what came before is good. The message says why, and what to do."""
+    """The stream cannot be read further. The message says why, and what to do.
+
+    What came before is good if the stream was cut off. If it is damaged, a little of it may be wrong: packings have their sums at the end.
+    """
 
     def __init__(self, wrong: str, advice: str = "fetch or copy it again") -> None:
         super().__init__(f"{wrong}; {advice}")

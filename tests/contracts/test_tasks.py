@@ -1,17 +1,12 @@
 """What must hold of every task in the registry."""
 
 import pickle
-import sys
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
+import small_data
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
-import test_lra
-import test_own
 
 from permuteformer.models import (
     PermuteFormerConfig,
@@ -32,7 +27,7 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 def table(folder):
-    return {"path": test_own.write(folder / "a.csv", test_own.ROWS)}
+    return {"path": small_data.write(folder / "a.csv", small_data.ROWS)}
 
 
 def pairs(folder):
@@ -43,7 +38,7 @@ def pairs(folder):
 def pictures(folder):
     for n in range(20):
         (folder / "pictures" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
-        (folder / "pictures" / "ab"[n % 2] / f"{n}.png").write_bytes(test_own.picture(n))
+        (folder / "pictures" / "ab"[n % 2] / f"{n}.png").write_bytes(small_data.picture(n))
     return {"path": str(folder / "pictures"), "size": 8}
 
 
@@ -69,24 +64,24 @@ def aan(folder):
 
 
 def imdb(folder):
-    test_lra.acl_imdb(folder)
+    small_data.acl_imdb(folder)
     return {"data": str(folder)}
 
 
 def cifar(folder):
     (folder / "cifar-10-batches-py").mkdir()
-    for name, array in test_lra.cifar_arrays().items():
+    for name, array in small_data.cifar_arrays().items():
         (folder / "cifar-10-batches-py" / name).write_bytes(pickle.dumps({b"data": array, b"labels": [n % 10 for n in range(20)]}, 2))
     return {"data": str(folder)}
 
 
 def pathfinder(folder):
-    test_lra.pathfinder(folder)
+    small_data.pathfinder(folder)
     return {"data": str(folder)}
 
 
 def listops(folder):
-    test_lra.listops(folder, [("( ( ( [MAX 2 ) 4 ) ] )", 4), ("3", 3)] * 5)
+    small_data.listops(folder, [("( ( ( [MAX 2 ) 4 ) ] )", 4), ("3", 3)] * 5)
     return {"data": str(folder)}
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from test_own import ROWS, picture, write
+from small_data import ROWS, acl_imdb, picture, write
 from typer.testing import CliRunner
 
 from permuteformer.cli import app
@@ -156,8 +156,6 @@ def test_mistakes_are_said_in_words(tmp_path):
 
 
 def test_the_protocol_is_said(tmp_path):
-    from test_lra import acl_imdb
-
     acl_imdb(tmp_path)
     assert "validated on the test split" in run("check", "lra-text", "--data", tmp_path, "--protocol", "paper")
     assert "validated on" not in run("check", "lra-text", "--data", tmp_path)

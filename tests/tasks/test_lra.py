@@ -1,7 +1,6 @@
 """The tasks of Long-Range Arena, on small files of the official layouts."""
 
 import gzip
-import io
 import json
 import pickle
 import tarfile
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from small_data import acl_imdb, cifar_arrays, listops, pathfinder
 
 from permuteformer.tasks.base import NotReady
 from permuteformer.tasks.batches import BatchSampler, loader
@@ -25,21 +25,6 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 def stored(task, split, column="value"):
     return [(item[column], item["label"]) for item in task.items(split)]
-
-
-def acl_imdb(folder):
-    texts = {}
-    for split in ("train", "test"):
-        for label in ("neg", "pos"):
-            place = folder / "aclImdb" / split / label
-            place.mkdir(parents=True)
-            for n in range(10):
-                texts[split, label, n] = f"{split} {label} {n} <br /> Gründe".encode()
-                (place / f"{n}_{1 if label == 'neg' else 10}.txt").write_bytes(texts[split, label, n])
-    (folder / "aclImdb" / "train" / "unsup").mkdir()
-    (folder / "aclImdb" / "train" / "unsup" / "0_0.txt").write_text("not one of them")
-    (folder / "aclImdb" / "README").write_text("nor this")
-    return texts
 
 
 @pytest.mark.parametrize("form", ["folder", "tar", "jsonl.gz"])
@@ -131,11 +116,6 @@ def test_bad_pairs(tmp_path, line, message):
     assert skipping.prepare().info["problems"]["count"] == 3
 
 
-def cifar_arrays():
-    rng = np.random.default_rng(0)
-    return {name: rng.integers(0, 256, (20, 3072), dtype=np.uint8) for name in [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]}
-
-
 def gray(rgb):
     """0.299 R + 0.587 G + 0.114 B, rounded."""
     image = rgb.reshape(3, 32, 32).astype(np.float64)
@@ -203,29 +183,6 @@ def test_a_pickle_of_a_stranger_is_not_run(tmp_path):
         LraImage(data=str(tmp_path)).prepare()
 
 
-def png(resolution, shade):
-    file = io.BytesIO()
-    image = np.zeros((resolution, resolution), dtype=np.uint8)
-    image[0, 0] = shade
-    Image.fromarray(image).save(file, "PNG")
-    return file.getvalue()
-
-
-def pathfinder(folder, resolution=32, level="curv_contour_length_14", folders=2, images=10):
-    place = folder / f"pathfinder{resolution}" / level
-    (place / "metadata").mkdir(parents=True)
-    number = 0
-    for b in range(folders):
-        (place / "imgs" / str(b)).mkdir(parents=True)
-        lines = []
-        for n in range(images):
-            (place / "imgs" / str(b) / f"sample_{n}.png").write_bytes(png(resolution, number))
-            lines.append(f"imgs/{b} sample_{n}.png {n} {number % 2} 1.0 14 4 2 0.5 1 1\n")
-            number += 1
-        (place / "metadata" / f"{b}.npy").write_text("".join(lines))
-    return place
-
-
 @pytest.mark.parametrize(("resolution", "level"), [(32, "hard"), (64, "intermediate"), (128, "easy")])
 def test_pathfinder(tmp_path, resolution, level):
     folder = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}[level]
@@ -277,14 +234,6 @@ def test_pathfinder_options():
         LraPathfinder(48)
     with pytest.raises(ValueError, match="level must be one of 'easy', 'intermediate', 'hard'; it is 'harder'"):
         LraPathfinder(level="harder")
-
-
-def listops(folder, lines):
-    (folder / "listops-1000").mkdir()
-    for split in ("train", "val", "test"):
-        (folder / "listops-1000" / f"basic_{split}.tsv").write_bytes(
-            ("Source\tTarget\r\n" + "".join(f"{a}\t{b}\r\n" for a, b in lines)).encode()
-        )
 
 
 def test_listops(tmp_path):

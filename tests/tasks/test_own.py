@@ -1,39 +1,15 @@
-import gzip
-import io
-import json
 import tarfile
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from small_data import ROWS, picture, write
 
 from permuteformer.tasks.base import NotReady
 from permuteformer.tasks.batches import loader
 from permuteformer.tasks.classify import Classify
 from permuteformer.tasks.images import Images
 from permuteformer.tasks.match import Match
-
-ROWS = [{"text": f'Größe {n}, "quoted"', "label": ["bad", "good", "ugly"][n % 3]} for n in range(90)]
-
-
-def csv(rows, names=("text", "label")):
-    quoted = [[str(row[name]).replace('"', '""') for name in names] for row in rows]
-    return ",".join(names) + "\r\n" + "".join(",".join(f'"{value}"' for value in row) + "\r\n" for row in quoted)
-
-
-def write(path, rows):
-    if path.name.endswith(".csv"):
-        path.write_text(csv(rows), newline="")
-    elif path.name.endswith(".tsv"):
-        path.write_text("label\ttext\n" + "".join(f"{row['label']}\t{row['text']}\n" for row in rows))
-    elif path.name.endswith(".jsonl.gz"):
-        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
 
 
 def contents(task):
@@ -135,12 +111,6 @@ def test_half_characters_are_bytes_as_all_others(tmp_path):
     path.write_text('{"text": "\\ud83d", "label": 1}\n' * 10)
     task = Classify(str(path))
     assert task.items("train")[0]["value"] == "\ud83d".encode("utf-8", "surrogatepass")
-
-
-def picture(shade, size=(40, 20)):
-    file = io.BytesIO()
-    Image.new("L", size, shade).save(file, "PNG")
-    return file.getvalue()
 
 
 def test_a_table_of_images(tmp_path):

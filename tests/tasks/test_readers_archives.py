@@ -11,6 +11,7 @@ import pytest
 
 from permuteformer.tasks.readers import archives, tars
 from permuteformer.tasks.readers.archives import extract, members
+from permuteformer.tasks.readers.entries import Entry
 from permuteformer.tasks.readers.problems import BadItem, Problems
 
 
@@ -250,6 +251,15 @@ def test_a_file_over_the_limit_in_a_folder(tmp_path, monkeypatch):
     found, problems = skipped(tmp_path, wanted=everything)
     assert found == [("b", b"yes")]
     assert len(problems) == 1
+
+
+def test_a_member_that_is_longer_than_it_says(monkeypatch):
+    monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 5000)
+    asked = []
+    endless = iter(lambda: asked.append(1) or b"x" * 1000, None)
+    with pytest.raises(BadItem, match="more than 5,000 bytes"):
+        archives._whole("name", Entry("place", "name", "file", 1, lambda: endless))
+    assert len(asked) == 6
 
 
 def test_extracting_stops_at_the_limit(tmp_path, monkeypatch):

@@ -67,7 +67,8 @@ def generate(
         folder = data / "listops-1000"
         return Made(folder, generate_listops(folder, **sizes, seed=seed, processes=processes, progress=progress))
     if name == "lra-pathfinder":
-        made = generate_pathfinder(data, resolution=resolution, level=level, **sizes, seed=seed, processes=processes, progress=progress)
+        chosen = {"resolution": resolution, "level": level, "count": sum(sizes.values()), "splits": sizes}
+        made = generate_pathfinder(data, **chosen, seed=seed, processes=processes, progress=progress)  # type: ignore[arg-type]
         return Made(data / f"pathfinder{resolution}" / LEVELS[level], made)
     if documents is None:
         raise ValueError("pairs are made of articles: say where they are with documents (--from): a folder of wiki.{train,valid,test}.raw")

@@ -22,6 +22,9 @@ END_OF_DOCUMENT = 0xFF
 
 UNITS = ("bytes", "words")
 
+BLOCK = 2**16
+"""Tokens that are stored at a time."""
+
 Documents = Callable[[Problems], Iterator[tuple[str, Iterable[str]]]]
 """Each document in order: its split and its lines. It may be asked for twice."""
 
@@ -86,14 +89,8 @@ class LanguageModelling(Task):
             self._words = word_list(chain.from_iterable(training), min_frequency=self.min_frequency)
             ids = {word: n for n, word in enumerate(self._words)}
         for split, lines in documents(problems):
-            for line in lines:
-                if self.unit == "words":
-                    tokens = np.array([ids.get(word, ids[UNK]) for word in line.split()] + [ids[EOS]], dtype=np.int32)
-                else:
-                    tokens = np.frombuffer(line.encode() + b"\n", dtype=np.uint8)
+            for tokens in _words(lines, ids) if self.unit == "words" else _bytes(lines):
                 yield split, {"token": tokens}
-            if self.unit == "bytes":
-                yield split, {"token": np.array([END_OF_DOCUMENT], dtype=np.uint8)}
 
     def dataset(self, split: str) -> Windows:
         return Windows(self.items(split), self.length, 0 if split == "train" else self.context)
@@ -187,6 +184,30 @@ class Windows(Sequence[dict[str, Any]]):
         """Tokens of every window."""
         scored = np.arange(len(self)) * self._step
         return np.minimum(scored + self._step, len(self.items)) - np.maximum(scored - self.context, 0)
+
+
+def _words(lines: Iterable[str], ids: Mapping[str, int]) -> Iterator[np.ndarray]:
+    unknown, end = ids[UNK], ids[EOS]
+    block: list[int] = []
+    for line in lines:
+        block += [ids.get(word, unknown) for word in line.split()]
+        block.append(end)
+        if len(block) >= BLOCK:
+            yield np.array(block, dtype=np.int32)
+            block = []
+    yield np.array(block, dtype=np.int32)
+
+
+def _bytes(lines: Iterable[str]) -> Iterator[np.ndarray]:
+    block = bytearray()
+    for line in lines:
+        block += line.encode()
+        block += b"\n"
+        if len(block) >= BLOCK:
+            yield np.frombuffer(block, dtype=np.uint8)
+            block = bytearray()
+    block.append(END_OF_DOCUMENT)
+    yield np.frombuffer(block, dtype=np.uint8)
 
 
 def _exp(x: float) -> float:

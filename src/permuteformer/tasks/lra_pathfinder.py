@@ -8,7 +8,9 @@ from itertools import chain
 from pathlib import Path
 
 from permuteformer.tasks import protocol as protocols
-from permuteformer.tasks.base import TASKS, Classification, Source
+from permuteformer.tasks.base import SPLITS, TASKS, Classification, Source
+from permuteformer.tasks.folders import read_json
+from permuteformer.tasks.generators.pathfinder import LEVELS, SPLITS_FILE
 from permuteformer.tasks.inputs import Pixels
 from permuteformer.tasks.own import inside
 from permuteformer.tasks.prepare import Row
@@ -16,7 +18,6 @@ from permuteformer.tasks.readers.images import gray_image
 from permuteformer.tasks.readers.lines import lines
 from permuteformer.tasks.readers.problems import BadItem, Problems
 
-LEVELS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
 RESOLUTIONS = (32, 64, 128, 256)
 PLACES = (".", "lra_release", "lra_release/lra_release")
 
@@ -73,16 +74,19 @@ class LraPathfinder(Classification):
             metadata = sorted((level / "metadata").glob("*.npy"), key=lambda path: (len(path.stem), path.stem))
             if metadata:
                 title = f"{place}/{level.parent.name}/{level.name}".removeprefix("./")
-                yield Source(title, tuple(metadata), partial(self._read, level, metadata))
+                noted = level / SPLITS_FILE
+                paths = (*metadata, noted) if noted.is_file() else tuple(metadata)
+                yield Source(title, paths, partial(self._read, level, metadata))
 
     def _read(self, level: Path, metadata: list[Path], problems: Problems) -> Iterator[tuple[str, Row]]:
         # A count first, as splits are shares of it. Complaints come in the second reading.
         total = sum(1 for _ in chain.from_iterable(lines(path, Problems(skip=True)) for path in metadata))
+        train, validation = _split_ends(level, total)
         number = 0
         seen: set[tuple[str, ...]] = set()
         for file in metadata:
             for line, text in lines(file, problems):
-                split = "train" if 10 * number < 8 * total else "validation" if 10 * number < 9 * total else "test"
+                split = "train" if number < train else "validation" if number < validation else "test"
                 number += 1
                 try:
                     if (image := tuple(text.split()[:2])) in seen:
@@ -118,3 +122,12 @@ class LraPathfinder(Classification):
 
     def _known_empty(self, fields: list[str]) -> bool:
         return (self.resolution, self.level) == (32, "easy") and fields[:2] == ["imgs/0", "sample_172.png"]
+
+
+def _split_ends(level: Path, total: int) -> tuple[float, float]:
+    """Where the training and the validation images end: as the generator noted it, else after 80 and 90 of a hundred."""
+    noted = read_json(level / SPLITS_FILE)
+    train, validation, test = (noted.get(split) for split in SPLITS)
+    if isinstance(train, int) and isinstance(validation, int) and isinstance(test, int) and train + validation + test == total:
+        return train, train + validation
+    return 0.8 * total, 0.9 * total

@@ -25,6 +25,9 @@ Row = dict[str, Any]
 VERSION = 1
 """Of the form of what is stored: another one makes all caches anew."""
 
+REPORTED = 100
+"""Items between two calls of ``progress``."""
+
 BATCH_BYTES = 16 * 2**20
 """About how much is kept in memory before it is written."""
 
@@ -140,12 +143,14 @@ def _write(task: Task, source: Source, folder: Path, progress: Callable[[int], N
     counts: dict[str, int] = {}
     with ExitStack() as stack:
         writers: dict[str, _Writer] = {}
-        for n, (split, row) in enumerate(source.read(problems), 1):
+        done = 0
+        for split, row in source.read(problems):
             if split not in writers:
                 writers[split] = stack.enter_context(_Writer(folder / f"{split}.arrow", task.columns))
-            writers[split].add(row)
-            if progress is not None and n % 100 == 0:
-                progress(100)
+            done += writers[split].add(row)
+            if progress is not None and done >= REPORTED:
+                progress(done)
+                done = 0
         for split, writer in writers.items():
             writer.flush()
             counts[split] = writer.count
@@ -185,13 +190,16 @@ class _Writer:
         self._stream.close()
         self._file.close()
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row) -> int:
+        """Take a row, or several as arrays; gives how many they are."""
         self._rows.append(row)
         self._bytes += 100 + sum(
             getattr(value, "nbytes", None) or (len(value) if isinstance(value, bytes) else 0) for value in row.values()
         )
         if self._bytes >= BATCH_BYTES:
             self.flush()
+        first = next(iter(row.values()))
+        return len(first) if isinstance(first, np.ndarray) else 1
 
     def flush(self) -> None:
         import pyarrow as pa

@@ -5,8 +5,9 @@ The images are distributed as those of the Long-Range Arena (drewlinsley/pathfin
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,6 +24,9 @@ from permuteformer.tasks.generators.snakes import SEEDS, Array, Field, Paddles, 
 
 LEVELS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
 """Levels, and how their folders are called."""
+
+SPLITS_FILE = "splits.json"
+"""How many images are of which split, in the order of the metadata: ours, and not in the official data."""
 
 _LENGTHS = {"easy": 6, "intermediate": 9, "hard": 14}
 """Levels, and how many paddles a target snake has."""
@@ -151,6 +155,7 @@ def generate_pathfinder(
     resolution: int = 32,
     level: str = "hard",
     count: int = 200_000,
+    splits: Mapping[str, int] | None = None,
     seed: int = 0,
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -165,6 +170,8 @@ def generate_pathfinder(
         resolution: 32, 64 or 128.
         level: ``"easy"``, ``"intermediate"`` or ``"hard"``: target snakes of 6, 9 or 14 paddles.
         count: of images; a folder in ``imgs`` has 1,000.
+        splits: images of ``"train"``, ``"validation"`` and ``"test"``, in this order, which add up to ``count``. They are noted in
+            ``splits.json``; without it they are taken to be 80 : 10 : 10.
         seed: from 0 on.
         processes: all cores unless told.
         progress: is called with the number of images that were just finished.
@@ -177,9 +184,13 @@ def generate_pathfinder(
     for name, value, least in (("count", count, 1), ("seed", seed, 0), ("processes", processes, 1)):
         if value is not None and (not isinstance(value, int) or value < least):
             raise ValueError(f"{name} must be a whole number from {least} on; it is {value!r}")
+    if splits is not None and sum(splits.values()) != count:
+        raise ValueError(f"splits must add up to count, {count:,}; they are {dict(splits)}")
     sums = np.zeros(6, np.int64)
     with new_folder(Path(folder) / f"pathfinder{resolution}" / LEVELS[level]) as unfinished:
         (unfinished / "metadata").mkdir()
+        if splits is not None:
+            (unfinished / SPLITS_FILE).write_text(json.dumps(dict(splits)), encoding="ascii")
         work = pieces(partial(_write_folder, unfinished, chosen, count, seed), math.ceil(count / _FOLDER), processes)
         with closing(work) as folders:  # no process writes on when there is an exception
             for part in folders:

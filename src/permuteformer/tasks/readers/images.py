@@ -92,7 +92,8 @@ def _loaded(data: bytes) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            Image.init()
+            image = Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN])  # some builds lack a few
             if image.width * image.height <= MAX_PIXELS:
                 image.load()
     except UnidentifiedImageError:

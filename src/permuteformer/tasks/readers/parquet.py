@@ -37,7 +37,7 @@ def column_names(path: AnyPath) -> list[str]:
 
 
 def _opened(path: AnyPath) -> Any:
-    import pyarrow.parquet  # type: ignore[import-untyped]  # it is slow to import, and few tables need it
+    import pyarrow.parquet  # it is slow to import, and few tables need it
 
     check_file(path)
     if not os.path.getsize(path):

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+DATA_PAGE = ROOT / "docs" / "data.md"
 RESULTS = ROOT / "results" / "core"
 
 
@@ -58,25 +59,29 @@ def test_files_that_the_readme_names_are_there():
     named = set(re.findall(r"[a-z0-9_]+\.py", house))
     there = {path.name for path in (ROOT / "src").rglob("*.py")} - {"__init__.py"}
     assert there <= named, f"not on the README's map: {there - named}"
-    assert named - there == {"recall.py", "core.py", "models.py"}
+    assert named - there == {"recall.py", "core.py"}
 
 
-@pytest.mark.parametrize("part", ["recall", "memory", "speed", "import", "orders", "long"])
-def test_numbers_are_those_of_the_results(part):
-    assert with_numbers(part, README.read_text()) == README.read_text(), "run: python tests/test_readme.py"
+@pytest.mark.parametrize("page", [README, DATA_PAGE])
+def test_numbers_are_those_of_the_results(page):
+    assert with_numbers(page) == page.read_text(), "run: python tests/test_readme.py"
 
 
-def with_numbers(part: str, text: str) -> str:
-    """The README with what stands after the mark of ``part`` made from the results."""
-    rows = NUMBERS[part]()
-    if part in ("import", "long"):  # in a sentence
-        return re.sub(rf"<!-- {part} -->.*?(?= times| \(`python)", f"<!-- {part} -->{rows[0]}", text)
-    table = "".join(f"| {row} |\n" for row in rows)
-    return re.sub(rf"(<!-- {part} -->\n.*\n\|[-|]+\n)(?:\|.*\n)*", lambda found: found[1] + table, text)
+def with_numbers(page: Path) -> str:
+    """The page with what stands after each mark made from the results."""
+    text = page.read_text()
+    for part in re.findall(r"<!-- (\w+) -->", text):
+        rows = NUMBERS[part]()
+        if part in ("import", "long", "pairs"):  # in a sentence
+            text = re.sub(rf"<!-- {part} -->.*?(?= times| \(`python| %)", f"<!-- {part} -->{rows[0]}", text)
+        else:
+            table = "".join(f"| {row} |\n" for row in rows)
+            text = re.sub(rf"(<!-- {part} -->\n.*\n\|[-|]+\n)(?:\|.*\n)*", lambda found, table=table: found[1] + table, text)
+    return text
 
 
-def lines(name: str) -> list[dict]:
-    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+def lines(name: str, folder: str = "core") -> list[dict]:
+    return [json.loads(line) for line in (ROOT / "results" / folder / f"{name}.jsonl").read_text().splitlines()]
 
 
 def recall() -> list[str]:
@@ -108,8 +113,7 @@ def imports() -> list[str]:
 
 
 def long() -> list[str]:
-    rows = [json.loads(line) for line in (ROOT / "results" / "models" / "long.jsonl").read_text().splitlines()]
-    peak = {row["kind"]: f"{row['peak_bytes'] / 2**30:.1f} GiB" for row in rows}
+    peak = {row["kind"]: f"{row['peak_bytes'] / 2**30:.1f} GiB" for row in lines("long", "models")}
     return [f"{peak['forward + backward']}, and encoding in blocks at {peak['encode in blocks']}"]
 
 
@@ -121,8 +125,54 @@ def orders() -> list[str]:
     ]
 
 
+def data() -> list[str]:
+    first, second, unsorted, by_length = lines("imdb", "data")
+    large = {row["kind"]: row for row in lines("large", "data")}
+    trees, *images = lines("generate", "data")
+    rate = next(row["per_second"] for row in images if (row["resolution"], row["level"]) == (32, "hard"))
+    text = large["prepare"]["text_bytes"] / 1e9
+    peaks = [f"{large[kind]['peak_bytes'] / 1e6:.0f} MB" for kind in ("prepare", "read 1,000 windows")]
+    return [
+        f"IMDB, all 50,000 reviews: from files to the first batch | {first['seconds']:.1f} s, {first['peak_bytes'] / 1e6:.0f} MB",
+        f"the same, at the second start | {second['seconds']:.1f} s",
+        f"padding in batches of {by_length['batch_size']}, as they come, and by length | "
+        f"{100 * unsorted['padding']:.0f} %, {100 * by_length['padding']:.1f} %",
+        f"memory to prepare {text:.0f} GB of text, and to read windows of it | {peaks[0]}, {peaks[1]}",
+        f"ListOps, 100,000 trees | {trees['seconds']:.0f} s",
+        f"Pathfinder, 32 x 32, hard, on one core | {rate:.0f} images a second",
+    ]
+
+
+FACTS = {"accepted": "8.3 %", "mean": "1,035", "median": "954", "p10": "577", "p90": "1,643"}
+FREQUENCIES = ".168 .087 .078 .082 .089 .087 .077 .073 .088 .169"
+
+
+def listops() -> list[str]:
+    made = lines("generate", "data")[0]
+    labels = " ".join(f"{share:.3f}".removeprefix("0") for share in made["labels"].values())
+    return [
+        f"trees of 500 to 2,000 symbols | {100 * made['accepted']:.1f} % | {FACTS['accepted']}",
+        *(f"length, {name} | {made['length'][name]:,.0f} | {FACTS[name]}" for name in ("mean", "median", "p10", "p90")),
+        f"values 0 to 9 | {labels} | {FREQUENCIES}",
+        f"right from the first token | {100 * made['first_token_score']['test']:.1f} % of 2,000 | 37.25 % of the official 2,000",
+    ]
+
+
+def pathfinder() -> list[str]:
+    return [
+        f"{row['resolution']}, {row['level']} | {row['per_second']:.0f} | {row['connected']:.3f} | {row['mean']:.1f} | "
+        f"{100 * row['lit']:.1f} % | {row['distractors']:.2f} | {row['paddles']:.0f} | {100 * row['markers_on_ends']:.0f} %"
+        for row in lines("generate", "data")[1:]
+    ]
+
+
+def pairs() -> list[str]:
+    return [f"{100 * lines('pairs', 'data')[0]['test_accuracy_of_word_overlap']:.0f}"]
+
+
 NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
+NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 
 if __name__ == "__main__":
-    for part in NUMBERS:
-        README.write_text(with_numbers(part, README.read_text()))
+    for page in (README, DATA_PAGE):
+        page.write_text(with_numbers(page))

@@ -333,6 +333,8 @@ def test_official_layout(tmp_path):
         "mean": pytest.approx(np.mean(images)),
         "lit": pytest.approx(np.mean(np.array(images) > 0)),
         "bright": pytest.approx(np.mean(np.array(images) > 127)),
+        "paddles": 14,
+        "markers_on_ends": 1,
     }
 
 

@@ -178,7 +178,8 @@ def generate_pathfinder(
 
     Returns:
         of all images: ``images``, ``connected`` (the share of label 1), ``mean`` intensity (of 255), ``lit`` and ``bright`` (shares of
-        pixels above 0 and above 127), and ``distractors`` an image.
+        pixels above 0 and above 127), ``distractors`` an image, ``paddles`` a target snake, and the share of images with
+        ``markers_on_ends``, both of one snake where the label is 1, of each one where it is 0.
     """
     chosen = settings(resolution, level)
     for name, value, least in (("count", count, 1), ("seed", seed, 0), ("processes", processes, 1)):
@@ -186,7 +187,7 @@ def generate_pathfinder(
             raise ValueError(f"{name} must be a whole number from {least} on; it is {value!r}")
     if splits is not None and sum(splits.values()) != count:
         raise ValueError(f"splits must add up to count, {count:,}; they are {dict(splits)}")
-    sums = np.zeros(6, np.int64)
+    sums = np.zeros(8, np.int64)
     with new_folder(Path(folder) / f"pathfinder{resolution}" / LEVELS[level]) as unfinished:
         (unfinished / "metadata").mkdir()
         if splits is not None:
@@ -197,7 +198,7 @@ def generate_pathfinder(
                 sums += part
                 if progress is not None:
                     progress(int(part[0]))
-    images, connected, intensity, lit, bright, distractors = sums.tolist()
+    images, connected, intensity, lit, bright, distractors, dashes, on_ends = sums.tolist()
     pixels = images * resolution**2
     return {
         "images": images,
@@ -206,16 +207,19 @@ def generate_pathfinder(
         "lit": lit / pixels,
         "bright": bright / pixels,
         "distractors": distractors / images,
+        "paddles": dashes / (2 * images),
+        "markers_on_ends": on_ends / images,
     }
 
 
 def _write_folder(root: Path, settings: PathfinderSettings, count: int, seed: int, number: int) -> Array:
-    """Write a folder of images and its metadata. Sums over them: images, labels, intensity, lit, bright, distractors."""
+    """Write a folder of images and its metadata. Sums over them: images, labels, intensity, lit, bright, distractors, paddles of targets, and
+    images whose markers are on the right ends."""
     rng = np.random.default_rng([seed, number])
     count = min(_FOLDER, count - number * _FOLDER)
     folder = root / "imgs" / str(number)
     folder.mkdir(parents=True)
-    sums, lines = np.zeros(6, np.int64), []
+    sums, lines = np.zeros(8, np.int64), []
     for first in range(0, count, _BLOCK):
         # A block is drawn whole even if some of it is not needed, so that images do not depend on the count.
         for index, sample in enumerate(draw_many(settings, rng, _BLOCK)[: count - first], first):
@@ -223,9 +227,17 @@ def _write_folder(root: Path, settings: PathfinderSettings, count: int, seed: in
             lines.append(_metadata(settings, sample, number, index))
             image = sample.image
             lit, bright = np.count_nonzero(image), np.count_nonzero(image > 127)
-            sums += np.array([1, sample.label, image.sum(), lit, bright, len(sample.distractors)], np.int64)
+            dashes = sum(len(snake) for snake in sample.targets)
+            sums += np.array([1, sample.label, image.sum(), lit, bright, len(sample.distractors), dashes, _on_ends(sample)], np.int64)
     (root / "metadata" / f"{number}.npy").write_text("".join(lines), encoding="ascii", newline="\n")
     return sums
+
+
+def _on_ends(sample: Sample) -> bool:
+    begins, ends = (
+        [np.array_equal(snake.pixels[tip], marker) for snake in sample.targets] for tip, marker in zip((0, -1), sample.markers, strict=True)
+    )
+    return any(begin and end for begin, end in zip(begins, ends if sample.label else reversed(ends), strict=True))
 
 
 def _metadata(settings: PathfinderSettings, sample: Sample, number: int, index: int) -> str:

@@ -213,8 +213,8 @@ def generate_pathfinder(
 
 
 def _write_folder(root: Path, settings: PathfinderSettings, count: int, seed: int, number: int) -> Array:
-    """Write a folder of images and its metadata. Sums over them: images, labels, intensity, lit, bright, distractors, paddles of targets, and
-    images whose markers are on the right ends."""
+    """Write a folder of images and its metadata. Sums over them: images, labels, intensity, lit, bright, distractors, paddles of targets,
+    and images whose markers are on the right ends."""
     rng = np.random.default_rng([seed, number])
     count = min(_FOLDER, count - number * _FOLDER)
     folder = root / "imgs" / str(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 import torch
 from torch import Tensor
@@ -91,12 +91,12 @@ def image_tokens(images: Tensor, alphabet: Alphabet = PAPER) -> tuple[Tensor, Te
     return tokens, positions.to(tokens.device).expand(batch, -1, -1)
 
 
-UNK, EOS = "<unk>", "</s>"
+UNK, EOS, EOS_ID = "<unk>", "</s>", 2
 
 
-def word_list(lines: Iterable[str], *, min_frequency: int = 1, pad_token: str = "<pad>", pad_to_multiple_of: int = 8) -> list[str]:
+def word_list(lines: Iterable[str], *, min_frequency: int = 1, pad_token: str | None = "<pad>", pad_to_multiple_of: int = 8) -> list[str]:
     """The words of a text, as a vocabulary: PAD is 0, ``<unk>`` 1, ``</s>`` 2; then come words by falling frequency, equally frequent
-    ones as they appear first, and unused tokens up to the multiple.
+    ones as they appear first, and unused tokens up to the multiple. With ``pad_token=None`` it is ``<pad>``, or another that is no word.
 
     >>> word_list(["the cat and", "", "the dog"])
     ['<pad>', '<unk>', '</s>', 'the', 'cat', 'and', 'dog', '<unused0>']
@@ -107,6 +107,8 @@ def word_list(lines: Iterable[str], *, min_frequency: int = 1, pad_token: str = 
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split())
+    if pad_token is None:
+        pad_token = next(token for n in count() if (token := f"<pad{n or ''}>") not in counts)
     if pad_token in counts or pad_token in (UNK, EOS) or pad_token.split() != [pad_token]:
         raise ValueError(
             f"pad_token must be a word that is not in the text, nor {UNK!r} or {EOS!r}; it is {pad_token!r}: give another, as '[PAD]'"

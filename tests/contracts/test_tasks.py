@@ -181,7 +181,7 @@ def test_sums_add_up(task):
         for name, value in whole.items():
             assert float(value) == pytest.approx(sum(float(part[name]) for part in parts), rel=1e-6)
             sums[name] = sums.get(name, 0) + float(value)
-    found = task.summarize(sums)
+    found = task.summarize(sums, "test")
     assert np.isfinite(list(found.values())).all()
     assert task.metric in found
 

@@ -78,6 +78,8 @@ def test_training_is_shuffled_and_the_rest_is_not():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="batch_size must be 1 or more; it is 0"):
         BatchSampler(3, 0)
+    with pytest.raises(ValueError, match="start must be 0 or more; it is -1"):
+        BatchSampler(3, 1, start=-1)
     with pytest.raises(ValueError, match="one for each of the 3 items; there are 2"):
         BatchSampler(3, 1, lengths=np.ones(2))
     with pytest.raises(ValueError, match="split must be one of train, validation, test; it is 'dev'"):

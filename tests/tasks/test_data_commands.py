@@ -36,6 +36,7 @@ def test_options_are_those_of_the_task():
     for option in TASKS.options("lra-pathfinder"):
         assert option in text
     assert "pixels of a side" in text
+    assert "tokens of a window" in run("options", "wikitext-103")
 
 
 def test_check_counts_and_finds_what_is_twice(tmp_path):
@@ -45,8 +46,8 @@ def test_check_counts_and_finds_what_is_twice(tmp_path):
     assert "label ugly" in text
     report = check(Classify(path))
     assert sum(split.items for split in report.splits.values()) == 100
-    twice = sum(report.shared.values()) + sum(split.repeated for split in report.splits.values())
-    assert twice == 10
+    assert sum(split.repeated for split in report.splits.values()) == 10
+    assert sum(report.shared.values()) == 0, "what is there twice is in one split"
     assert {label: sum(split.labels[label] for split in report.splits.values()) for label in ("bad", "good", "ugly")} == {
         "bad": 34,
         "good": 33,
@@ -61,7 +62,7 @@ def test_check_counts_and_finds_what_is_twice(tmp_path):
 
 def test_labels_are_counted_under_their_own_names(tmp_path):
     """Stored numbers are in the order of the file; names are shown in their order."""
-    path = write(tmp_path / "a.csv", [{"text": "x", "label": label} for label in ["b"] * 20 + ["a"] * 10])
+    path = write(tmp_path / "a.csv", [{"text": f"{n}", "label": label} for n, label in enumerate(["b"] * 20 + ["a"] * 10)])
     assert check(Classify(path)).splits["train"].labels == {"a": 8, "b": 16}
 
 
@@ -78,7 +79,7 @@ def test_check_names_what_cannot_be_read(tmp_path):
 
 def test_show_texts(tmp_path):
     path = tmp_path / "mine.jsonl"
-    path.write_text("".join(json.dumps({"text": f"\x1b[31mred [bold] {n}", "label": "[/x]"}) + "\n" for n in range(20)))
+    path.write_text("".join(json.dumps({"text": f"\x1b[31mred [bold] {n}", "label": "[/x]\x1b[31m"}) + "\n" for n in range(20)))
     text = run("show", "classify", path, "--count", 2)
     assert "\x1b[31m" not in text, "a terminal is not controlled by data"
     assert "\\x1b[31mred [bold]" in text
@@ -150,6 +151,7 @@ def test_mistakes_are_said_in_words(tmp_path):
     assert "permuteformer data fetch" in run("check", "lra-text", "--data", tmp_path, code=1)
     assert "unknown task to generate 'digits'" in run("generate", "digits", code=1)
     assert "--from" in run("generate", "lra-retrieval", "--data", tmp_path, code=1)
+    assert "resolution is for lra-pathfinder alone" in run("generate", "lra-listops", "--resolution", 64, "--data", tmp_path, code=1)
     assert "it is 'dev'" in run("show", "digits", "--split", "dev", code=1)
     assert "aclImdb" in run("fetch")
     assert "unknown download 'imdb'" in run("fetch", "imdb", code=1)

@@ -789,11 +789,12 @@ def test_what_entries_keep(entry, kept, left):
 LISTOPS = {f"listops-1000/basic_{split}.tsv": b"Source\tTarget\r\n" for split in ("train", "val", "test")}
 PAIRS = {f"tsv_data/new_aan_pairs.{split}.tsv": b"0.0\ta\tb\tb'c'\tb'd'\n" for split in ("train", "eval", "test")}
 PATHS = {f"pathfinder32/curv_contour_length_14/metadata/{number}.npy": b"imgs/0 sample_0.png 0 1\n" for number in range(2)}
+PATHS |= {"pathfinder32/curv_contour_length_14/imgs/0/sample_0.png": b"image"}
 LRA = {f"lra_release/lra_release/{name}": content for name, content in {**LISTOPS, **PAIRS, **PATHS}.items()}
 LRA |= {"lra_release/listops-1000/basic_train.tsv": b"again", "lra_release/pathfinder128/curv_baseline/metadata/0.npy": b"large"}
 LAYOUTS = {
     "aclImdb": {f"aclImdb/{split}/{label}/0_9.txt": b"text" for split in ("train", "test") for label in ("neg", "pos", "unsup")},
-    "cifar-10": {f"cifar-10-batches-py/{name}": b"batch" for name in ("data_batch_1", "test_batch")},
+    "cifar-10": {f"cifar-10-batches-py/{name}": b"batch" for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")},
     **dict.fromkeys(("lra_release", "lra-listops", "lra-retrieval", "lra-pathfinder"), LRA),
     **{
         f"{name}{raw}": {f"{name}{raw}/wiki.{split}.{ending}": b" text\n" for split in ("train", "valid", "test")}

@@ -83,7 +83,7 @@ def uniform(task, split, batch_size):
         logits = torch.zeros(*batch.input_ids.shape, task.vocab_size)
         for name, value in task.score(logits, batch).items():
             sums[name] = sums.get(name, 0.0) + float(value)
-    return sums, task.summarize(sums)
+    return sums, task.summarize(sums, split)
 
 
 @pytest.mark.parametrize("unit", ["words", "bytes"])
@@ -95,14 +95,11 @@ def test_sums_and_what_they_mean(tmp_path, unit):
     words = sum(len(line.split()) + 1 for line in text.split("\n")[:-1])
     size = task.vocab_size
     assert sums["words"] == words
-    if unit == "words":
-        assert sums["tokens"] == words
-        assert sums["bytes"] == sum(len(line.encode()) + 1 for line in ("= A cat = ", "", "über the mat "))
-    else:
-        assert sums["bytes"] == len(text.encode()) == sums["tokens"] - 1  # and the end of the document
+    size_in_bytes = len(text.encode())
+    assert sums["tokens"] == (words if unit == "words" else size_in_bytes + 1)  # and the end of the document
     assert found["perplexity"] == pytest.approx(size)
     assert found["loss"] == pytest.approx(math.log(size))
-    assert found["bits_per_byte"] == pytest.approx(math.log2(size) * sums["tokens"] / sums["bytes"])
+    assert found["bits_per_byte"] == pytest.approx(math.log2(size) * sums["tokens"] / size_in_bytes)
     assert found["word_perplexity"] == pytest.approx(size ** (sums["tokens"] / words))
 
 
@@ -116,7 +113,7 @@ def test_perplexity_does_not_depend_on_the_batch_size(tmp_path):
         for batch in loader(task, "test", size):
             for name, value in task.score(table[batch.input_ids], batch).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        found.append((task.summarize(sums)["perplexity"], sums["tokens"]))
+        found.append((task.summarize(sums, "test")["perplexity"], sums["tokens"]))
     assert found[0][1] == found[1][1] == found[2][1] == len(TRAIN) * 7 + 1
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-12)
     assert found[2][0] == pytest.approx(found[0][0], rel=1e-12)
@@ -156,6 +153,7 @@ def test_a_folder_of_text(tmp_path):
         Lm(str(tmp_path)).prepare()
     skipping = Lm(str(tmp_path), skip_bad=True)
     assert skipping.prepare().info["problems"]["count"] == 1
+    assert skipping.notes() == ["1 items that could not be read are left out"]
     task = Lm(str(tmp_path), pattern="*.txt", unit="words")
     assert {"text", "number", "0", "35"} < set(task.vocabulary)
     assert "39" not in task.vocabulary, "words of the test split are not known"
@@ -202,15 +200,50 @@ def test_raw_and_compressed(tmp_path):
     assert "mat" not in task.vocabulary
 
 
+def test_text_that_cannot_be_cut(tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 100_000)
+    with pytest.raises(ValueError, match="too few lines to be cut into splits"):
+        Lm(str(tmp_path / "a.txt")).prepare()
+
+
+def test_links_of_a_folder_do_not_lead_out(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key.txt").write_text("secret\n")
+    for n in range(50):
+        (tmp_path / "in" / f"{n}.txt").write_text(f"line {n}\n")
+    (tmp_path / "in" / "empty.txt").write_text("")
+    assert Lm(str(tmp_path / "in")).prepare().info["problems"]["count"] == 0
+    (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "secret" / "key.txt")
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "secret")
+    (tmp_path / "in" / "dangling.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"in/(link|dangling|linked)"):
+        Lm(str(tmp_path / "in")).prepare()
+    task = Lm(str(tmp_path / "in"), skip_bad=True)
+    assert task.prepare().info["problems"]["count"] == 3
+    assert b"secret" not in task.items("train").column("token").tobytes()
+
+
+def test_padding_is_no_word_of_the_text(tmp_path):
+    (tmp_path / "a.txt").write_text("the <pad> word\n" * 100)
+    vocabulary = Lm(str(tmp_path / "a.txt"), unit="words").vocabulary
+    assert vocabulary[0] == "<pad1>"
+    assert "<pad>" in vocabulary
+
+
 def test_the_text_of_python():
     task = LmBytes(corpus="topics", length=64, context=32)
     sizes = {split: len(task.items(split)) for split in ("train", "validation", "test")}
-    assert 300_000 < sizes["train"] < 700_000
+    assert 150_000 < sizes["train"] < 700_000
     assert min(sizes.values()) > 5_000
     text = task.items("train").column("token", 0, 2000).tobytes().replace(b"\xff", b"").decode()
     assert "statement" in task.items("train").column("token").tobytes().decode("utf-8", "replace")
     assert text.isprintable() or "\n" in text
     assert "Python" in task.notes()[0]
+    # What is tested on was not trained on, but for short lines.
+    training = set(task.items("train").column("token").tobytes().split(b"\n"))
+    lines = [line for line in task.items("test").column("token").tobytes().split(b"\n") if len(line) >= 30]
+    assert sum(len(line) for line in lines if line in training) < 0.03 * sum(map(len, lines))
     with pytest.raises(ValueError, match="corpus must be one of"):
         LmBytes(corpus="everything")
 
@@ -220,7 +253,7 @@ def test_the_official_counts_of_wikitext_2():
     task = WikiText2("bytes", data=str(SHARED))
     sums, _ = uniform(task, "test", 64)
     assert sums["words"] == 245_569, "as published, </s> of every line included"
-    assert sums["bytes"] == 1_256_449
+    assert task.prepare().info["bytes"]["test"] == 1_256_449
 
 
 @pytest.mark.skipif(not (SHARED / "wiki_en").exists(), reason="needs the shared data")

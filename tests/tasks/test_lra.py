@@ -51,10 +51,10 @@ def test_text(tmp_path, form):
     assert Counter(label for _, label in stored(lra, "validation")) == {0: 1, 1: 1}
     assert sorted(stored(lra, "train") + stored(lra, "validation")) == expected["train"]
     assert sorted(stored(lra, "test")) == expected["test"]
-    assert lra.notes() == []
+    assert lra.notes() == ["40 items, where the official data has 50,000"]
     fair = LraText("paper", validate_on="train", data=str(data))
     assert stored(fair, "validation") == stored(lra, "validation")
-    assert fair.notes() == []
+    assert fair.notes() == lra.notes()
 
 
 def test_tokens_of_both_protocols(tmp_path):
@@ -63,6 +63,8 @@ def test_tokens_of_both_protocols(tmp_path):
     (tmp_path / "aclImdb" / "test" / "neg" / "0_1.txt").write_bytes(text)
     paper = LraText("paper", data=str(tmp_path))
     lra = LraText("lra", data=str(tmp_path))
+    with pytest.raises(ValueError, match="max_length must be above 2"):
+        LraText("paper", max_length=0)
     for task, length, row in ((paper, 4000, [1, *[68] * 3998, 2]), (lra, 4001, [257, *[66] * 4000])):
         (batch,) = loader(task, "test", 100)
         longest = next(n for n in range(len(batch)) if batch.key_mask[n].all())
@@ -93,7 +95,7 @@ def test_retrieval(tmp_path, place):
     batch = next(iter(loader(task, "test", 2)))
     assert bytes((batch.input_ids[0][batch.key_mask[0]][1:] - 1).tolist()) == PAIRS[0][3]
     assert bytes((batch.second_input_ids[1][batch.second_key_mask[1]][1:] - 1).tolist()) == PAIRS[1][4]
-    assert task.notes() == []
+    assert task.notes() == ["6 items, where the official data has 182,613"]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,30 @@ def test_image(tmp_path, form):
     assert paper.notes()[-1].startswith("validated on the test split")
 
 
+def test_what_is_not_complete_is_not_taken(tmp_path):
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"")
+    with pytest.raises(NotReady, match="data fetch cifar-10"):
+        LraImage(data=str(tmp_path)).prepare()
+    acl_imdb(tmp_path)
+    (tmp_path / "aclImdb" / "test").rename(tmp_path / "elsewhere")
+    with pytest.raises(NotReady, match="data fetch aclImdb"):
+        LraText(data=str(tmp_path)).prepare()
+
+
+def test_a_file_that_changes_in_its_folder_is_read_anew(tmp_path):
+    acl_imdb(tmp_path)
+    before = stored(LraText("paper", data=str(tmp_path)), "test")
+    path = tmp_path / "aclImdb" / "test" / "neg" / "3_1.txt"
+    path.write_bytes(b"other")
+    after = stored(LraText("paper", data=str(tmp_path)), "test")
+    assert sorted(set(after) - set(before)) == [(b"other", 0)]
+    place = pathfinder(tmp_path)
+    image = stored(LraPathfinder(data=str(tmp_path)), "train")[0]
+    (place / "imgs" / "0" / "sample_0.png").write_bytes((place / "imgs" / "0" / "sample_7.png").read_bytes())
+    assert stored(LraPathfinder(data=str(tmp_path)), "train")[0] != image
+
+
 def test_a_pickle_of_a_stranger_is_not_run(tmp_path):
     class Bomb:
         def __reduce__(self):
@@ -178,7 +204,8 @@ def test_a_pickle_of_a_stranger_is_not_run(tmp_path):
 
     place = tmp_path / "cifar-10-batches-py"
     place.mkdir()
-    (place / "data_batch_1").write_bytes(pickle.dumps({b"data": Bomb(), b"labels": []}))
+    for name in cifar_arrays():
+        (place / name).write_bytes(pickle.dumps({b"data": Bomb(), b"labels": []}))
     with pytest.raises(ValueError, match="data_batch_1"):
         LraImage(data=str(tmp_path)).prepare()
 
@@ -204,7 +231,6 @@ def test_the_empty_image_of_the_official_set(tmp_path):
     assert task.prepare().info["splits"] == {"train": 160, "validation": 19, "test": 20}
     assert task.prepare().info["problems"]["count"] == 0
     (place / "imgs" / "0" / "sample_5.png").write_bytes(b"")
-    (place / "metadata" / "0.npy").touch()
     with pytest.raises(ValueError, match=r"0\.npy, line 6: imgs/0/sample_5\.png"):
         LraPathfinder(level="easy", data=str(tmp_path)).prepare()
 
@@ -244,7 +270,7 @@ def test_listops(tmp_path):
     assert [label for _, label in stored(task, "validation")] == [4, 0, 4, 3]
     assert task.vocab_size == 17
     assert LraListops("paper", data=str(tmp_path)).vocab_size == 18
-    assert task.baselines("test") == {"always the most frequent label": 0.5, "from the first token alone": 0.5}
+    assert task.baselines("test") == {"always the label most frequent in training": 0.5, "from the first token alone": 0.5}
     batch = next(iter(loader(task, "test", 4)))
     assert batch.input_ids.shape == (4, 7 + 1)
 

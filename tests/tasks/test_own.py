@@ -31,18 +31,24 @@ def test_a_table_of_any_kind(tmp_path, ending):
 
 
 def test_numbers_as_labels_are_in_their_order(tmp_path):
-    rows = [{"text": "x", "label": n} for n in (10, 9, 2, 10, 9, 2)]
+    rows = [{"text": f"{n}", "label": n} for n in (10, 9, 2, 10, 9, 2)]
     task = Classify(write(tmp_path / "a.parquet", rows))
     assert task.labels == ["2", "9", "10"]
     assert task.num_labels == 3
+    for names in (["nan", "b", "a"], ["b", "a", "nan"]):
+        table = write(tmp_path / "b.csv", [{"text": f"{n}", "label": name} for n, name in enumerate(names * 4)])
+        assert Classify(table).labels == ["a", "b", "nan"]
+    floats = [{"text": f"{n}", "label": float(n % 2)} for n in range(20)]
+    assert Classify(write(tmp_path / "c.parquet", floats)).labels == ["0", "1"]
 
 
 def test_columns_are_guessed_and_can_be_told(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text("Review Text,Sentiment,stars,Body\n" + "fine,pos,5,other\nawful,neg,1,other\n" * 10)
+    lines = (f"fine {n},pos,5,other\nawful {n},neg,1,other\n" for n in range(10))
+    path.write_text("Review Text,Sentiment,stars,Body\n" + "".join(lines))
     assert Classify(str(path)).text == "Body"
     task = Classify(str(path), text="Review Text", label="stars")
-    assert contents(task)[0] == ("awful", "1")
+    assert contents(task)[0] == ("awful 0", "1")
     with pytest.raises(ValueError, match=r"text: unknown column of a\.csv 'review': there is 'Body', 'Review Text', 'Sentiment', 'stars'"):
         Classify(str(path), text="review")
     path.write_text("a,b\n1,2\n")
@@ -58,7 +64,7 @@ def test_splits_that_are_given(tmp_path):
         write(tmp_path / f"{name}.csv", rows)
     by_folder = Classify(str(tmp_path))
     by_files = Classify(str(tmp_path / "train.csv"), validation=str(tmp_path / "dev.csv"), test=str(tmp_path / "test.csv"))
-    rows = [{**row, "split": name} for name, part in parts.items() for row in part]
+    rows = [{**row, "split": name} for name, part in reversed(parts.items()) for row in part]
     (tmp_path / "column").mkdir()
     by_column = Classify(write(tmp_path / "column" / "all.jsonl.gz", rows))
     for task in (by_folder, by_files, by_column):
@@ -66,6 +72,21 @@ def test_splits_that_are_given(tmp_path):
             assert [item["value"].decode() for item in task.items(split)] == [row["text"] for row in parts[name]]
     only_test = Classify(str(tmp_path / "train.csv"), test=str(tmp_path / "test.csv"))
     assert [len(only_test.items(split)) for split in ("train", "validation", "test")] == [54, 6, 15]
+    without = [row for row in rows if row["split"] != "dev"]
+    by_column = Classify(write(tmp_path / "column" / "without.jsonl.gz", without))
+    assert [len(by_column.items(split)) for split in ("train", "validation", "test")] == [54, 6, 15]
+    folds = write(tmp_path / "column" / "folds.jsonl.gz", [{**row, "split": n % 5} for n, row in enumerate(ROWS)])
+    with pytest.raises(ValueError, match=r"column 'split' of .*folds\.jsonl\.gz must be one of train.*there is '0'"):
+        Classify(folds).prepare()
+    assert len(Classify(folds, split="").items("train")) == 72
+    (tmp_path / "only").mkdir()
+    write(tmp_path / "only" / "test.csv", ROWS)
+    with pytest.raises(NotReady, match="no table to train on"):
+        Classify(str(tmp_path / "only"))
+    (tmp_path / "other.csv").write_text("body,label\nx,bad\n")
+    with pytest.raises(ValueError, match=r"other\.csv unknown column 'text'"):
+        Classify(str(tmp_path / "train.csv"), test=str(tmp_path / "other.csv"))
+    (tmp_path / "other.csv").unlink()
     write(tmp_path / "notes.csv", ROWS)
     with pytest.raises(ValueError, match=r"notes\.csv has none"):
         Classify(str(tmp_path))
@@ -100,7 +121,7 @@ def test_too_many_labels(tmp_path, monkeypatch):
 )
 def test_bad_rows_are_named(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "a", "label": 1}\n' * 20 + line + "\n")
+    path.write_text("".join(f'{{"text": "{n}", "label": 1}}\n' for n in range(20)) + line + "\n")
     with pytest.raises(ValueError, match=f"a.jsonl, line 21: .*{message}"):
         Classify(str(path)).prepare()
     assert sum(Classify(str(path), skip_bad=True).prepare().info["splits"].values()) == 20
@@ -132,6 +153,18 @@ def test_a_table_of_images(tmp_path):
         path.write_text("\n".join([*lines, f"{name},dark"]))
         with pytest.raises(ValueError, match=f"line 22: .*{message}"):
             Classify(str(path), size=16).prepare()
+
+
+def test_folders_of_splits_are_no_classes(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(picture(1))
+    with pytest.raises(ValueError, match="but no folders of classes"):
+        Images(str(tmp_path)).prepare()
+    with pytest.raises(ValueError, match="a side of 1 pixel or more; it is 0 x 0"):
+        Images(str(tmp_path), size=0)
+    with pytest.raises(ValueError, match="seed must be a whole number from 0 on; it is -1"):
+        Classify(write(tmp_path / "a.csv", ROWS), seed=-1).prepare()
 
 
 @pytest.mark.parametrize("form", ["folder", "tar", "with splits"])
@@ -174,13 +207,35 @@ def test_pairs(tmp_path):
     path.write_text("question1\tquestion2\tlabel\n" + "".join(f"a{n}\tb{n} longer\t{n % 2}\n" for n in range(40)))
     task = Match(str(path))
     assert task.kind == "match"
-    assert (task.first, task.second) == ("question1", "question2")
+    assert task.texts == {"first": "question1", "second": "question2"}
     batch = next(iter(loader(task, "train", 4, shuffle=False)))
     assert batch.input_ids.shape[0] == batch.second_input_ids.shape[0] == 4
     assert bytes((batch.second_input_ids[0][batch.second_key_mask[0]][1:-1] - 3).tolist()).endswith(b" longer")
     assert task.lengths("train").max() == len("b39 longer") + 2
     with pytest.raises(ValueError, match="first: unknown column"):
         Match(str(path), first="left")
+    path.write_text("a\tb\tlabel\tsplit\n" + "x\ty\t1\ttrain\n" * 30 + "x\ty\t1\ttest\n" * 10)
+    assert len(Match(str(path)).items("test")) == 10
+
+
+def test_what_is_there_twice_is_in_one_split(tmp_path):
+    rows = [{"text": f"text {n % 50}", "label": n % 3} for n in range(400)]
+    task = Classify(write(tmp_path / "a.csv", rows))
+    found = [{item["value"] for item in task.items(split)} for split in ("train", "validation", "test")]
+    assert sum(map(len, found)) == 50
+    assert sum(len(task.items(split)) for split in ("train", "validation", "test")) == 400
+
+
+def test_images_of_a_table_that_change(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("image,label\n" + "".join(f"{n}.png,x\n" for n in range(10)))
+    for n in range(10):
+        (tmp_path / f"{n}.png").write_bytes(picture(n))
+    before = [item["value"] for item in Classify(str(path)).items("train")]
+    for n in range(10):
+        (tmp_path / f"{n}.png").write_bytes(picture(100 + n))
+    after = [item["value"] for item in Classify(str(path)).items("train")]
+    assert before != after
 
 
 def test_ids_that_come_twice(tmp_path):

@@ -51,13 +51,13 @@ from permuteformer.tasks.classify import Classify
 from permuteformer.tasks import own
 number = own.OwnClassification._number
 count = 0
-def slow(self, item, new):
+def slow(self, item):
     global count
     count += 1
     if count == 150:
         print("half", flush=True)
         time.sleep(60)
-    return number(self, item, new)
+    return number(self, item)
 own.OwnClassification._number = slow
 Classify(sys.argv[1]).prepare()
 """
@@ -148,6 +148,17 @@ def test_where_data_is(monkeypatch, tmp_path):
     assert data_folder("~/x") == Path.home() / "x"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert prepared_folder() == Path.home() / ".cache" / "permuteformer" / "prepared"
+
+
+def test_an_entry_that_lost_something_is_made_again(tmp_path):
+    path = write(tmp_path / "a.csv")
+    folder = Classify(str(path)).prepare().folder
+    for name, damage in (("info.json", b"nul"), ("train.arrow", b""), ("info.json", None)):
+        if damage is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(damage)
+        assert len(Classify(str(path)).items("train")) == 160
 
 
 def test_nothing_in_the_cache_is_executed(tmp_path):

@@ -273,14 +273,14 @@ def test_parquet_of_another_writer(tmp_path, group):
     [
         (
             ".csv",
-            b"a,b\n1,2\n1\n1,2,3\n\n3,4\n\n\n",
-            [2, 6],
+            b"a,b\n1,2\n1\n1,2,3\n\n3,4\n5,6\n\n\n",
+            [2, 6, 7],
             ["line 3: .* must be 2 .a, b.; it is 1", "line 4: .* is 3", "line 5: .*empty"],
         ),
         (
             ".tsv",
-            b"a\tb\n1\t2\n1\n1\t2\t3\n\n3\t4\n\n",
-            [2, 6],
+            b"a\tb\n1\t2\n1\n1\t2\t3\n\n3\t4\n5\t6\n\n",
+            [2, 6, 7],
             ["line 3: .* must be 2 .a, b.; it is 1", "line 4: .* is 3", "line 5: .*empty"],
         ),
         (".csv", b'a,b\n1,"2\n3,4\n5,6', [], ["line 2: this is no CSV .unexpected end of data.; lines 2 to 4 are passed over"]),
@@ -302,7 +302,7 @@ def test_parquet_of_another_writer(tmp_path, group):
         (".parquet", b"", [], ["parquet: the file is empty"]),
         (".parquet", b"PAR1 no", [], ["parquet: this cannot be read as Parquet"]),
         (".jsonl", b"\n \n", [], ["jsonl: there are no rows"]),
-        (".jsonl", b'{"a":1}\n\n{"a":2}\n\n', [1, 3], ["line 2: the line is empty"]),
+        (".jsonl", b'{"a":1}\n\n{"a":2}\n{}\n\n', [1, 3, 4], ["line 2: the line is empty"]),
         (
             ".jsonl",
             b'{"a":1}\n{"a":\n[1]\n"x"\n{}{}\n',

@@ -290,13 +290,47 @@ def test_two_tars_in_one_file_are_not_taken_for_one(tmp_path):
         read_members(written(tmp_path / "x.tar", tar_bytes() * 2))
 
 
-@pytest.mark.parametrize(("type", "size"), [(b"x", 1 << 40), (b"g", 2 << 20), (b"L", 1 << 33), (b"0", -1), (b"S", 0)])
-def test_headers_that_ask_for_too_much(tmp_path, type, size):
+@pytest.mark.parametrize(
+    ("type", "size", "said"),
+    [
+        (b"x", 1 << 40, "a header has 1,099,511,627,776 bytes"),
+        (b"g", 2 << 20, "a header has 2,097,152 bytes"),
+        (b"L", 1 << 33, "a header has 8,589,934,592 bytes"),
+        (b"0", -1, "a negative size"),
+        (b"S", 0, "a sparse file"),
+        (b"0", 1 << 50, "the archive is cut off"),
+    ],
+)
+def test_headers_that_ask_for_too_much(tmp_path, type, size, said):
     info = tarfile.TarInfo("x")
     info.type, info.size = type, size
     header = info.tobuf(tarfile.GNU_FORMAT)
-    with pytest.raises(BadItem, match="ends early"):
-        read_members(written(tmp_path / "x.tar", header + bytes(2048)))
+    found, problems = skipped(written(tmp_path / "x.tar", header + bytes(2048)), everything)
+    assert found == []
+    assert said in problems[-1]
+
+
+def test_a_sparse_file_of_the_newer_kind_is_not_taken_for_its_map(tmp_path):
+    with open(tmp_path / "holes", "wb") as file:
+        file.truncate(1 << 20)
+        file.seek(500_000)
+        file.write(b"data")
+    written(tmp_path / "plain", b"plain")
+    assert os.system(f"cd '{tmp_path}' && tar --format=posix --sparse -cf x.tar holes plain") == 0
+    found, problems = skipped(tmp_path / "x.tar", everything)
+    assert found == [("plain", b"plain")]
+    assert "a sparse file" in problems[0]
+
+
+@pytest.mark.parametrize("type", [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_what_has_a_size_but_no_data(tmp_path, type):
+    info = tarfile.TarInfo("x")
+    info.type, info.size = type, 5000  # of a folder on some disks, or of a link's target
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    path = written(tmp_path / "x.tar", header + tar_bytes({"file": b"data"}))
+    with tarfile.open(path) as tar:
+        assert tar.getnames() == ["x", "file"]
+    assert read_members(path, lambda name: name == "file") == [("file", b"data")]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +347,7 @@ def test_extended_headers_that_are_damaged(tmp_path, records):
 
 def test_many_extended_records_take_linear_time():
     records = b"6 a=b\n" * ((1 << 20) // 6)
-    assert tars._records(records) == {"a": b"b"}
+    assert tars._records(records + b"10 path=x\n") == {"path": b"x"}
 
 
 @pytest.mark.parametrize(

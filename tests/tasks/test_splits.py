@@ -50,6 +50,16 @@ def test_shares_that_make_no_sense_are_refused(shares):
 
 
 def test_hold_out_takes_from_train_alone():
-    items = [("train", {"label": n % 2}) for n in range(1000)] + [("test", {"label": 0})] * 50
+    items = [("train", {"value": f"{n}".encode(), "label": n % 2}) for n in range(1000)] + [("test", {"value": b"", "label": 0})] * 50
     found = Counter(split for split, _ in hold_out(iter(items)))
     assert found == {"train": 900, "validation": 100, "test": 50}
+
+
+def test_what_was_there_before_goes_where_it_was():
+    splitter = Splitter(SHARES, seed=0)
+    rows = [{"value": f"{n % 70}".encode(), "label": n % 3} for n in range(1000)]
+    found = {}
+    for row in rows:
+        found.setdefault(row["value"], set()).add(splitter.split_of(row["label"], row))
+    assert all(len(splits) == 1 for splits in found.values())
+    assert {split for splits in found.values() for split in splits} == set(SHARES)

@@ -35,14 +35,14 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same data.", mi
 def list_tasks(data: Data = None) -> None:
     """What there is: every task, its licence, and whether its data is there."""
     from permuteformer.tasks import TASKS
-    from permuteformer.tasks.catalogue import DOWNLOADS
+    from permuteformer.tasks.catalogue import DOWNLOADS, find_download
     from permuteformer.tasks.folders import data_folder
     from permuteformer.tasks.generate import OFFICIAL
 
     table = Table(title=f"data folder: {data_folder(data)}", title_justify="left")
     for column in ("task", "what", "licence", "data"):
         table.add_column(column, no_wrap=column == "task", overflow="fold")
-    packed = {task: download.bytes_packed for download in DOWNLOADS.values() for task in download.tasks}
+    packed = {task: find_download(task).bytes_packed for download in DOWNLOADS.values() for task in download.tasks}
     for name in TASKS:
         ways = ["generate"] if name in OFFICIAL else []
         ways += [f"fetch ({size_in_words(packed[name])})"] if name in packed else []
@@ -59,7 +59,9 @@ def options(name: Name) -> None:
     from permuteformer.tasks import TASKS
 
     with errors_in_words():
-        summary, _, arguments = (inspect.getdoc(TASKS[name]) or "").partition("Args:")
+        summary = (inspect.getdoc(TASKS[name]) or "").partition("Args:")[0]
+        told_by = next(kind for kind in TASKS[name].__mro__ if "Args:" in (kind.__doc__ or "") or kind is object)
+        arguments = (inspect.getdoc(told_by) or "").partition("Args:")[2]
         table = Table()
         for column in ("option", "type", "default", "what"):
             table.add_column(column, no_wrap=column == "option")
@@ -110,8 +112,8 @@ def generate(
     validation: Annotated[int | None, typer.Option(help="Validation items.", min=1)] = None,
     test: Annotated[int | None, typer.Option(help="Test items.", min=1)] = None,
     seed: Seed = 0,
-    resolution: Annotated[int, typer.Option(help="lra-pathfinder: pixels of a side, 32, 64 or 128.")] = 32,
-    level: Annotated[str, typer.Option(help="lra-pathfinder: easy, intermediate or hard.")] = "hard",
+    resolution: Annotated[int | None, typer.Option(help="lra-pathfinder: pixels of a side, 32, 64 or 128; 32 unless told.")] = None,
+    level: Annotated[str | None, typer.Option(help="lra-pathfinder: easy, intermediate or hard; hard unless told.")] = None,
     documents: Annotated[
         Path | None, typer.Option("--from", help="lra-retrieval: where articles are, as a folder of wiki.{train,valid,test}.*")
     ] = None,
@@ -149,7 +151,9 @@ def generate(
 @app.command()
 def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = None, set_: Set = None) -> None:
     """Count items, labels, lengths, what is in two splits, and name what cannot be read."""
+    from permuteformer.tasks import SPLITS
     from permuteformer.tasks.check import check as run
+    from permuteformer.tasks.readers.problems import printable
 
     with errors_in_words():
         task = _task(name, path, data, protocol, set_, skip_bad=False)
@@ -164,10 +168,12 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
         table.add_column(split, justify="right")
     found = report.splits.values()
     table.add_row("tokens" if task.kind == "lm" else "items", *(f"{split.items:,}" for split in found))
-    if task.kind != "lm":
+    if task.kind == "lm":
+        table.add_row("windows", *(f"{split.windows:,}" for split in found))
+    else:
         for label in task.labels[:20]:
             shares = (f"{split.labels[label]:,} ({100 * split.labels[label] / split.items:.1f} %)" for split in found)
-            table.add_row(Text(f"label {label}"), *shares)
+            table.add_row(Text(f"label {printable(label, 40)}"), *shares)
         if len(task.labels) > 20:
             table.add_row(f"… and {len(task.labels) - 20:,} labels more")
         for quantile in next(iter(found)).lengths:
@@ -179,7 +185,11 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
             table.add_row(f"{task.metric}: {baseline}", *(f"{100 * split.baselines[baseline]:.1f} %" for split in found))
     console.print(table)
     for (first, second), count in report.shared.items():
-        say(f"in both {first} and {second}: {count:,}", style="yellow" if count else "")
+        what = "long lines in both" if task.kind == "lm" else "in both"
+        say(f"{what} {first} and {second}: {count:,}", style="yellow" if count else "")
+    for split in SPLITS:
+        if split not in report.splits and not (split == "validation" and task.validate_on == "test"):
+            say(f"there is no {split} split", style="yellow")
     if report.problems:
         say(f"{report.problems:,} items cannot be read; the first are", style="red")
         for problem in report.shown:
@@ -202,19 +212,22 @@ def show(
     skip_bad: SkipBad = False,
 ) -> None:
     """Show a few items: texts here, images as a sheet of them in a PNG file."""
+    from permuteformer.tasks.readers.problems import printable
     from permuteformer.tasks.show import contact_sheet, samples
 
     with errors_in_words():
         task = _task(name, path, data, protocol, set_, skip_bad)
         with _bar(f"reading {name}") as advance:
             task.prepare(advance)
+        for note in task.notes():
+            say(f"note: {note}", style="yellow")
         if task.grid is not None:
             sheet = output or Path(f"{name}.png")
             shown = contact_sheet(task, split, count or 36, sheet, seed)
             say(f"{shown} images of the {split} split: {sheet}")
             return
         for item in samples(task, split, count or 3, seed):
-            console.rule(Text(f"{split} {item.id:,}" + (f" · {item.label}" if item.label else "")))
+            console.rule(Text(f"{split} {item.id:,}" + (f" · {printable(item.label, 40)}" if item.label else "")))
             for text in item.texts:
                 say(text)
 

@@ -52,10 +52,6 @@ class Batch:
         """The same on another device."""
         return replace(self, **{f.name: x.to(device) for f in fields(self) if (x := getattr(self, f.name)) is not None})
 
-    def pin_memory(self) -> Batch:
-        """The same in memory that a GPU reads from; ``DataLoader`` calls it."""
-        return replace(self, **{f.name: x.pin_memory() for f in fields(self) if (x := getattr(self, f.name)) is not None})
-
 
 @dataclass(frozen=True)
 class Source:
@@ -88,8 +84,8 @@ class Task(ABC):
     metric: ClassVar[str]
     """The entry of ``summarize`` that models are chosen by."""
     greater_is_better: ClassVar[bool] = True
-    columns: Mapping[str, str]
-    """What is stored of an item: names, and types as Arrow calls them."""
+    official_items: ClassVar[int | None] = None
+    """How many the official data has: another number is said beside results."""
     layouts: ClassVar[Sequence[str]] = ()
     """What ``sources`` looks for, for people."""
     advice: ClassVar[str] = ""
@@ -102,10 +98,27 @@ class Task(ABC):
     validate_on: str = "given"
     """The validation split: ``"given"`` by the source, a tenth held out of ``"train"``, or the ``"test"`` split."""
 
-    vocab_size: int
-    max_length: int
-    grid: tuple[int, int] | None = None
-    """Height and width, where tokens have two coordinates."""
+    _source: Source | None = None
+
+    @property
+    @abstractmethod
+    def columns(self) -> Mapping[str, str]:
+        """What is stored of an item: names, and types as Arrow calls them."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """How many different tokens there are."""
+
+    @property
+    @abstractmethod
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Height and width, where tokens have two coordinates."""
+        return None
 
     @abstractmethod
     def sources(self, folder: Path) -> Iterator[Source]:
@@ -126,8 +139,11 @@ class Task(ABC):
 
     def source(self) -> Source:
         """The first of ``sources``; raises ``NotReady``, with what was looked for and how to get it, if there is none."""
+        if self._source is not None:
+            return self._source
         folder = data_folder(self.data)
         for source in self.sources(folder):
+            self._source = source
             return source
         wanted = "".join(f"\n  {layout}" for layout in self.layouts)
         raise NotReady(f"no data for {self.name} in {folder}; it may be any of{wanted}\n{self.advice}".rstrip())
@@ -161,7 +177,7 @@ class Task(ABC):
         """Sums over the batch, to be added up over batches and processes."""
 
     @abstractmethod
-    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def summarize(self, sums: Mapping[str, float], split: str) -> dict[str, float]:
         """What the sums over a split mean."""
 
     @abstractmethod
@@ -183,8 +199,14 @@ class Task(ABC):
         return {}
 
     def notes(self) -> list[str]:
-        """What must be said beside a number: of the data, and where models are chosen on the test split."""
-        notes = [note] if (note := self.source().note) else []
+        """What must be said beside a number: of the data, what is missing of it, and where models are chosen on the test split."""
+        info = self.prepare().info
+        notes = [info["note"]] if info["note"] else []
+        items = sum(info["splits"].values())
+        if not info["note"] and self.official_items not in (None, items):
+            notes.append(f"{items:,} items, where the official data has {self.official_items:,}")
+        if info["problems"]["count"]:
+            notes.append(f"{info['problems']['count']:,} items that could not be read are left out")
         if self.validate_on == "test":
             notes.append("validated on the test split, as the paper's authors did: no figure for comparison with others")
         return notes
@@ -195,20 +217,23 @@ class Classification(Task):
 
     kind = "classify"
     metric = "accuracy"
-    columns: Mapping[str, str] = {"value": "binary", "label": "int32"}
 
     input: Input
 
     @property
-    def vocab_size(self) -> int:  # type: ignore[override]
+    def columns(self) -> Mapping[str, str]:
+        return {"value": "binary", "label": "int32"}
+
+    @property
+    def vocab_size(self) -> int:
         return self.input.alphabet.size
 
     @property
-    def max_length(self) -> int:  # type: ignore[override]
+    def max_length(self) -> int:
         return self.input.max_length
 
     @property
-    def grid(self) -> tuple[int, int] | None:  # type: ignore[override]
+    def grid(self) -> tuple[int, int] | None:
         return self.input.grid
 
     def lengths(self, split: str) -> np.ndarray:
@@ -225,12 +250,12 @@ class Classification(Task):
             "items": torch.tensor(len(batch), device=logits.device),
         }
 
-    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def summarize(self, sums: Mapping[str, float], split: str) -> dict[str, float]:
         return {"accuracy": sums["correct"] / sums["items"], "loss": sums["loss"] / sums["items"]}
 
     def baselines(self, split: str) -> dict[str, float]:
-        labels = self.items(split).column("label")
-        return {"always the most frequent label": float(np.bincount(labels).max() / len(labels))}
+        training, labels = (self.items(name).column("label") for name in ("train", split))
+        return {"always the label most frequent in training": float((labels == np.bincount(training).argmax()).mean())}
 
     def words(self, item: Mapping[str, Any]) -> list[str]:
         if self.grid is not None:
@@ -242,7 +267,10 @@ class Matching(Classification):
     """A label for two texts."""
 
     kind = "match"
-    columns: Mapping[str, str] = {"first": "binary", "second": "binary", "label": "int32"}
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"first": "binary", "second": "binary", "label": "int32"}
 
     def lengths(self, split: str) -> np.ndarray:
         items = self.items(split)

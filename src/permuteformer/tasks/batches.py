@@ -46,6 +46,8 @@ class BatchSampler(Sampler[list[int]]):
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more; it is {batch_size}")
+        if start < 0:
+            raise ValueError(f"start must be 0 or more; it is {start}")
         if lengths is not None and len(lengths) != count:
             raise ValueError(f"lengths must be one for each of the {count} items; there are {len(lengths)}")
         self.count, self.batch_size, self.seed, self.epoch, self.shuffle, self.lengths = count, batch_size, seed, epoch, shuffle, lengths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -10,7 +9,14 @@ from itertools import combinations
 import numpy as np
 
 from permuteformer.tasks.base import SPLITS, Classification, Task
+from permuteformer.tasks.language import LanguageModelling
 from permuteformer.tasks.prepare import Items
+from permuteformer.tasks.splits import content_hash
+from permuteformer.tokens import EOS_ID
+
+BLOCK = 2**20
+LONG_LINE = 30
+"""Shorter lines may well be in two texts."""
 
 QUANTILES = (0, 10, 50, 90, 100)
 
@@ -29,6 +35,8 @@ class SplitReport:
     repeated: int = 0
     """Items that are the same as an earlier one of the split."""
     baselines: dict[str, float] = field(default_factory=dict)
+    windows: int = 0
+    """Of language models."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Report:
     notes: list[str]
     splits: dict[str, SplitReport]
     shared: dict[tuple[str, str], int]
-    """Different items that two splits have in common."""
+    """Different items that two splits have in common; of language models lines of 30 bytes or words and more."""
     problems: int
     shown: list[str]
     """The first of the problems."""
@@ -47,17 +55,20 @@ class Report:
 
 def check(task: Task, progress: Callable[[int], None] | None = None) -> Report:
     """Read all of a task's data, leaving out what cannot be read, and say what is there and what was left out."""
-    task.skip_bad = True
+    asked, task.skip_bad = task.skip_bad, True
     prepared = task.prepare(progress)
+    task.skip_bad = asked
     splits: dict[str, SplitReport] = {}
     hashes: dict[str, np.ndarray] = {}
     for split in SPLITS:
         if split not in prepared.info["splits"]:
             continue
         items = prepared.open(split)
-        if not isinstance(task, Classification):
-            splits[split] = SplitReport(len(items))
+        if isinstance(task, LanguageModelling):
+            hashes[split] = np.unique(_line_hashes(task, items))
+            splits[split] = SplitReport(len(items), windows=len(task.dataset(split)))
             continue
+        assert isinstance(task, Classification)
         found = _hashes(items)
         hashes[split] = np.unique(found)
         splits[split] = _look(task, split, items, len(found) - len(hashes[split]))
@@ -77,14 +88,21 @@ def _look(task: Classification, split: str, items: Items, repeated: int) -> Spli
     return SplitReport(len(items), {name: counts[name] for name in task.labels}, longest, cut, repeated, task.baselines(split))
 
 
+def _line_hashes(task: LanguageModelling, items: Items) -> np.ndarray:
+    end = ord("\n") if task.unit == "bytes" else EOS_ID
+    found: list[np.ndarray] = []
+    rest = np.zeros(0, dtype=items.column("token", 0, 1).dtype)
+    for start in range(0, len(items), BLOCK):
+        tokens = np.concatenate([rest, items.column("token", start, start + BLOCK)])
+        lines = np.split(tokens, np.flatnonzero(tokens == end) + 1)
+        rest = lines.pop()
+        found.append(np.array([content_hash({"line": line.tobytes()}) for line in lines if len(line) > LONG_LINE], dtype=np.uint64))
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.uint64)
+
+
 def _hashes(items: Items) -> np.ndarray:
-    """Eight bytes for each item's content, without its label: of a million items two differing ones agree with a chance of 1 in 10⁷."""
     found = np.empty(len(items), dtype=np.uint64)
     for start in range(0, len(items), 1000):
         for n, item in enumerate(items[start : start + 1000], start):
-            digest = hashlib.blake2b(digest_size=8)
-            for value in item.values():
-                if isinstance(value, bytes):
-                    digest.update(len(value).to_bytes(8, "little") + value)
-            found[n] = int.from_bytes(digest.digest(), "little")
+            found[n] = content_hash(item)
     return found

@@ -34,18 +34,22 @@ def user_cache() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "permuteformer"
 
 
+class AlreadyThere(FileExistsError):
+    """A folder that was to be made is there."""
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which gets its name ``path`` when the block ends without an exception.
 
-    Two processes that make the same folder wait for each other; the second finds it there and gets ``FileExistsError``. What a killed
+    Two processes that make the same folder wait for each other; the second finds it there and gets ``AlreadyThere``. What a killed
     process left behind is removed by the next one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():
-            raise FileExistsError(f"{path} is there already; delete it, or choose another name")
+            raise AlreadyThere(f"{path} is there already; delete it, or choose another name")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:

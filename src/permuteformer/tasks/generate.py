@@ -42,8 +42,8 @@ def generate(
     seed: int = 0,
     processes: int | None = None,
     progress: Progress = None,
-    resolution: int = 32,
-    level: str = "hard",
+    resolution: int | None = None,
+    level: str | None = None,
     documents: Path | None = None,
 ) -> Made:
     """Make the data of a task where the task looks for it in the folder ``data``.
@@ -55,26 +55,47 @@ def generate(
         seed: the same one gives the same data, whatever the number of processes.
         processes: all cores unless told.
         progress: gets the number of further items.
-        resolution: of Pathfinder.
-        level: of Pathfinder.
+        resolution: of Pathfinder; 32 unless told.
+        level: of Pathfinder; ``"hard"`` unless told.
         documents: for pairs, where articles are: a folder of ``wiki.{train,valid,test}.*`` or one such file, a folder of text files, or a
             table with a column of texts.
     """
     if name not in OFFICIAL:
         raise ValueError(unknown("task to generate", name, OFFICIAL))
+    for option, value, of in (
+        ("resolution", resolution, "lra-pathfinder"),
+        ("level", level, "lra-pathfinder"),
+        ("documents (--from)", documents, "lra-retrieval"),
+    ):
+        if value is not None and of != name:
+            raise ValueError(f"{option} is for {of} alone; it is {value!r}, and the task is {name}")
     sizes = {**OFFICIAL[name], **counts}
     if name == "lra-listops":
         folder = data / "listops-1000"
         return Made(folder, generate_listops(folder, **sizes, seed=seed, processes=processes, progress=progress))
     if name == "lra-pathfinder":
-        chosen = {"resolution": resolution, "level": level, "count": sum(sizes.values()), "splits": sizes}
-        made = generate_pathfinder(data, **chosen, seed=seed, processes=processes, progress=progress)  # type: ignore[arg-type]
-        return Made(data / f"pathfinder{resolution}" / LEVELS[level], made)
+        return _pathfinder(data, resolution or 32, level or "hard", sizes, seed, processes, progress)
     if documents is None:
         raise ValueError("pairs are made of articles: say where they are with documents (--from): a folder of wiki.{train,valid,test}.raw")
     folder = data / "retrieval-halves"
     made = generate_retrieval(folder, _articles(documents), **sizes, seed=seed, progress=progress)
     return Made(folder, made)
+
+
+def _pathfinder(
+    data: Path, resolution: int, level: str, sizes: Mapping[str, int], seed: int, processes: int | None, progress: Progress
+) -> Made:
+    statistics = generate_pathfinder(
+        data,
+        resolution=resolution,
+        level=level,
+        count=sum(sizes.values()),
+        splits=sizes,
+        seed=seed,
+        processes=processes,
+        progress=progress,
+    )
+    return Made(data / f"pathfinder{resolution}" / LEVELS[level], statistics)
 
 
 def _articles(path: Path) -> Mapping[str, Iterable[tuple[str, str]]]:

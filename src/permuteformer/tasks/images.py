@@ -8,7 +8,7 @@ from typing import Any
 
 from permuteformer.tasks.base import TASKS, NotReady, Source
 from permuteformer.tasks.inputs import Pixels
-from permuteformer.tasks.own import SPLIT_NAMES, Item, OwnClassification
+from permuteformer.tasks.own import SPLIT_NAMES, Item, OwnClassification, Told
 from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.archives import members
 from permuteformer.tasks.readers.images import gray_image
@@ -41,11 +41,10 @@ class Images(OwnClassification):
         self.seed, self.skip_bad = seed, skip_bad
 
     def recipe(self) -> dict[str, Any]:
-        return {"seed": self.seed, "grid": self.grid}
+        return {**super().recipe(), "grid": self.grid}
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        folders = [place for place in sorted(self.path.rglob("*")) if place.is_dir()] if self.path.is_dir() else []
-        yield Source(self.path.name, (self.path, *folders), self._read)
+        yield Source(self.path.name, (self.path,), self._read)
 
     def _read(self, problems: Problems) -> Iterator[tuple[str, Row]]:
         # Splits and labels are in the names, so these are looked at first: images of the test split may come before those of training.
@@ -58,10 +57,11 @@ class Images(OwnClassification):
 
         for _ in members(self.path, Problems(skip=True), wanted=note):
             pass
-        self.given = frozenset(split for name in names if (split := _split(name)))
-        labels = dict.fromkeys(_label(name) for name in names if _split(name) in (None, "train"))
-        images = members(self.path, problems, wanted=_is_image)
-        return self.deal((self._item(name, data) for name, data in images), problems, [label for label in labels if label])
+        labels = {label: True for name in names if _split(name) in (None, "train") and (label := _label(name))}
+        if labels and all(label.lower() in SPLIT_NAMES for label in labels):
+            raise ValueError(f"{self.path} has folders of splits ({', '.join(labels)}) with images in them, but no folders of classes")
+        told = Told(frozenset(split for name in names if (split := _split(name))), tuple(labels))
+        return self.deal((self._item(*member) for member in members(self.path, problems, wanted=_is_image)), problems, told)
 
     def _item(self, name: str, data: bytes) -> Item | BadItem:
         label = _label(name)

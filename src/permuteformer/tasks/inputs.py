@@ -80,6 +80,10 @@ class Pixels:
     grid: tuple[int, int]
     """Height and width."""
 
+    def __post_init__(self) -> None:
+        if min(self.grid) < 1:
+            raise ValueError(f"an image must have a side of 1 pixel or more; it is {self.grid[0]} x {self.grid[1]}")
+
     @property
     def max_length(self) -> int:
         return self.grid[0] * self.grid[1] + self.alphabet.specials

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from permuteformer.tasks.base import UNSCORED, Batch, Task
 from permuteformer.tasks.prepare import Items, Row
 from permuteformer.tasks.readers.problems import Problems
-from permuteformer.tokens import CLS, EOS, PAPER, SEP, UNK, word_list
+from permuteformer.tokens import CLS, EOS, EOS_ID, PAPER, SEP, UNK, word_list
 
 END_OF_DOCUMENT = 0xFF
 """Stored between documents of bytes: no text in UTF-8 has this byte. To predict it is to predict SEP; after it a text begins, with CLS."""
@@ -35,8 +35,8 @@ class LanguageModelling(Task):
     Training takes windows side by side, of ``length`` tokens. Evaluation scores every token once: windows of ``length`` tokens of which the
     first ``context`` are read only, so that no token but those at the very beginning is predicted from less.
 
-    Perplexity is that of a token. So that units can be compared, there are also bits a byte and the perplexity of a word; words are split
-    by white space, and as in WikiText the end of a line is one.
+    Perplexity is that of a token. So that units can be compared, there are also bits a byte of the text and the perplexity of a word; words
+    are split by white space, and as in WikiText the end of a line is one.
     """
 
     kind = "lm"
@@ -58,15 +58,15 @@ class LanguageModelling(Task):
             raise ValueError(f"min_frequency is of words; unit is {self.unit!r}, and min_frequency {self.min_frequency}")
 
     @property
-    def columns(self) -> Mapping[str, str]:  # type: ignore[override]
+    def columns(self) -> Mapping[str, str]:
         return {"token": "uint8" if self.unit == "bytes" else "int32"}
 
     @property
-    def max_length(self) -> int:  # type: ignore[override]
+    def max_length(self) -> int:
         return self.length
 
     @property
-    def vocab_size(self) -> int:  # type: ignore[override]
+    def vocab_size(self) -> int:
         return PAPER.size if self.unit == "bytes" else len(self.vocabulary)
 
     @property
@@ -79,18 +79,26 @@ class LanguageModelling(Task):
         return {"unit": self.unit, "min_frequency": self.min_frequency}
 
     def learned(self) -> dict[str, Any]:
-        return {"vocabulary": self._words} if self.unit == "words" else {}
+        words = {"vocabulary": self._words} if self.unit == "words" else {}
+        return {"bytes": self._bytes, **words}
 
     def encode_documents(self, documents: Documents, problems: Problems) -> Iterator[tuple[str, Row]]:
         """What is stored of documents. A vocabulary of words is made of those of the training split first."""
         ids: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
         if self.unit == "words":
             training = (lines for split, lines in documents(Problems(skip=problems.skip)) if split == "train")
-            self._words = word_list(chain.from_iterable(training), min_frequency=self.min_frequency)
+            self._words = word_list(chain.from_iterable(training), min_frequency=self.min_frequency, pad_token=None)
             ids = {word: n for n, word in enumerate(self._words)}
-        for split, lines in documents(problems):
+        for split, found in documents(problems):
+            lines = self._counted(split, found)
             for tokens in _words(lines, ids) if self.unit == "words" else _bytes(lines):
                 yield split, {"token": tokens}
+
+    def _counted(self, split: str, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            self._bytes[split] = self._bytes.get(split, 0) + len(line.encode()) + 1
+            yield line
 
     def dataset(self, split: str) -> Windows:
         return Windows(self.items(split), self.length, 0 if split == "train" else self.context)
@@ -114,7 +122,7 @@ class LanguageModelling(Task):
 
     def _input_ids(self, tokens: np.ndarray) -> np.ndarray:
         if self.unit == "words":  # a line ends before the text begins
-            return np.where(tokens < 0, self.vocabulary.index(EOS), tokens)
+            return np.where(tokens < 0, EOS_ID, tokens)
         return np.where((tokens < 0) | (tokens == END_OF_DOCUMENT), CLS, tokens + PAPER.first)
 
     def _target_ids(self, tokens: np.ndarray) -> np.ndarray:
@@ -124,15 +132,15 @@ class LanguageModelling(Task):
         scored = batch.labels != UNSCORED
         labels, before = batch.labels[scored], batch.input_ids[scored]
         loss = cross_entropy(logits[scored].float(), labels, reduction="none").double().sum()
-        words, bytes_ = self._words_and_bytes(before, labels)
-        return {"loss": loss, "tokens": scored.sum(), "words": words, "bytes": bytes_}
+        return {"loss": loss, "tokens": scored.sum(), "words": self._count_words(before, labels)}
 
-    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def summarize(self, sums: Mapping[str, float], split: str) -> dict[str, float]:
         loss = sums["loss"] / sums["tokens"]
+        bytes_a_token = self.prepare().info["bytes"][split] / len(self.items(split))
         return {
             "perplexity": _exp(loss),
             "loss": loss,
-            "bits_per_byte": sums["loss"] / math.log(2) / sums["bytes"],
+            "bits_per_byte": loss / math.log(2) / bytes_a_token,
             "word_perplexity": _exp(sums["loss"] / max(sums["words"], 1)),
         }
 
@@ -141,18 +149,15 @@ class LanguageModelling(Task):
             return [" ".join("\n" if (word := self.vocabulary[n]) == EOS else word for n in item["targets"].tolist())]
         return [item["targets"].tobytes().replace(bytes([END_OF_DOCUMENT]), b"").decode("utf-8", "replace")]
 
-    def _words_and_bytes(self, before: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """How many words, and how many bytes, the tokens ``labels`` are, each of them after one of ``before``."""
+    def _count_words(self, before: Tensor, labels: Tensor) -> Tensor:
+        """How many words the tokens ``labels`` are, each of them after one of ``before``; the end of a line is one."""
         if self.unit == "words":
-            if not hasattr(self, "_word_bytes"):
-                # A word and the space after it; of the end of a line, the line's end.
-                self._word_bytes = torch.tensor([1 if word == EOS else len(word.encode()) + 1 for word in self.vocabulary])
-            return torch.tensor(labels.numel(), device=labels.device), self._word_bytes.to(labels.device)[labels].sum()
+            return torch.tensor(labels.numel(), device=labels.device)
         space = torch.zeros(PAPER.size, dtype=torch.bool, device=labels.device)
         space[[PAPER.first + byte for byte in b" \t\n\r\v\f"]] = True
         space[[CLS, SEP]] = True
         begun = ~space[labels] & space[before]
-        return (begun | labels.eq(PAPER.first + ord("\n"))).sum(), labels.ne(SEP).sum()
+        return (begun | labels.eq(PAPER.first + ord("\n"))).sum()
 
 
 class Windows(Sequence[dict[str, Any]]):

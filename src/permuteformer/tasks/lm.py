@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
+from functools import partial
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from permuteformer.tasks.base import TASKS, NotReady, Source
 from permuteformer.tasks.language import Documents, LanguageModelling
-from permuteformer.tasks.own import inside, split_named
+from permuteformer.tasks.own import split_named
 from permuteformer.tasks.prepare import Row
+from permuteformer.tasks.readers.entries import entries
 from permuteformer.tasks.readers.lines import lines
-from permuteformer.tasks.readers.problems import Problems
+from permuteformer.tasks.readers.problems import BadItem, Problems
 
 SHARES = {"train": 0.9, "validation": 0.95, "test": 1.0}
 """Where splits end, as shares of the text, if they are not given: later text is kept for testing, as one would with logs."""
@@ -61,48 +63,58 @@ class Lm(LanguageModelling):
         return {**super().recipe(), "pattern": self.pattern}
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        files = [self.path]
-        if self.path.is_dir():
-            hidden = lambda file: any(part.startswith(".") for part in file.relative_to(self.path).parts)  # noqa: E731
-            files = sorted(f for f in self.path.rglob("*") if f.is_file() and fnmatch(f.name, self.pattern) and not hidden(f))
-            for file in files:
-                inside(file.relative_to(self.path), self.path)
-            if not files:
-                raise NotReady(f"{self.path} has no file of the pattern {self.pattern!r}")
-        yield Source(self.path.name, tuple(files), lambda problems: self._read(files, problems))
+        yield Source(self.path.name, (self.path,), self._read)
 
-    def _read(self, files: list[Path], problems: Problems) -> Iterator[tuple[str, Row]]:
-        splits = {file: split_named(file.name) for file in files} if len(files) > 1 else dict.fromkeys(files)
-        unnamed = [file.name for file, split in splits.items() if split is None]
-        if len(unnamed) == len(files):
-            documents = self._cut(files)
-        elif unnamed:
+    def _read(self, problems: Problems) -> Iterator[tuple[str, Row]]:
+        files = [self.path] if self.path.is_file() else self._files(problems)
+        if not files:
+            raise NotReady(f"{self.path} has no file of the pattern {self.pattern!r}")
+        splits = {file: split for file in files if len(files) > 1 and (split := split_named(file.name))}
+        unnamed = [file.name for file in files if file not in splits]
+        if unnamed and len(unnamed) < len(files):
             raise ValueError(
-                f"files of {self.path} have splits in their names, but "
-                f"{', '.join(unnamed[:5])} has none: rename it, or choose files by pattern"
+                f"files of {self.path} have splits in their names, but {', '.join(unnamed[:5])} has none: rename it, or set pattern"
             )
-        else:
+        return self.encode_documents(self._cut(files) if unnamed else partial(_documents, splits), problems)
 
-            def documents(problems: Problems) -> Iterator[tuple[str, Iterable[str]]]:
-                for file, split in splits.items():
-                    yield str(split), (line for _, line in lines(file, problems))
-
-        return self.encode_documents(documents, problems)
+    def _files(self, problems: Problems) -> list[Path]:
+        """Files of the folder in the order of their names. Empty ones have no text."""
+        files = []
+        for entry in entries(self.path):
+            name = PurePosixPath(entry.name)
+            if any(part.startswith(".") for part in name.parts) or not (fnmatch(name.name, self.pattern) or entry.hides):
+                continue
+            if entry.kind != "file":
+                problems.add(BadItem(entry.place, None, f"it is {entry.kind}"))
+            elif entry.size:
+                files.append(self.path / name)
+        return sorted(files)
 
     def _cut(self, files: list[Path]) -> Documents:
+        """Documents that are cut where a split ends; a split must have a line at least."""
         total = sum(len(line) + 1 for file in files for _, line in lines(file, Problems(skip=True)))
-        ends = {split: share * total for split, share in SHARES.items()}
 
         def documents(problems: Problems) -> Iterator[tuple[str, Iterable[str]]]:
             passed = 0
+            found = set()
 
             def split_of(line: str) -> str:
                 nonlocal passed
-                split = next(split for split, end in ends.items() if passed < end)
+                split = next(split for split, share in SHARES.items() if passed < share * total)
                 passed += len(line) + 1
+                found.add(split)
                 return split
 
             for file in files:
                 yield from groupby((line for _, line in lines(file, problems)), key=split_of)
+            if len(found) < len(SHARES):
+                raise ValueError(
+                    f"{self.path} has too few lines to be cut into splits: give them as files of a folder, train.txt, valid.txt, test.txt"
+                )
 
         return documents
+
+
+def _documents(splits: Mapping[Path, str], problems: Problems) -> Iterator[tuple[str, Iterable[str]]]:
+    for file, split in splits.items():
+        yield split, (line for _, line in lines(file, problems))

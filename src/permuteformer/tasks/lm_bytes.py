@@ -8,6 +8,7 @@ import platform
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from permuteformer.tasks.language import LanguageModelling
 from permuteformer.tasks.readers.problems import Problems
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__", "pydoc_data"}
+SHORT = 30
+"""Paragraphs of fewer characters may come again."""
+
 LEAST_BYTES = 1000
 """Docstrings of a module that come to less are left out."""
 
@@ -48,12 +52,27 @@ class LmBytes(LanguageModelling):
 
     def sources(self, folder: Path) -> Iterator[Source]:
         note = f"text of Python {platform.python_version()}: {self.corpus}"
-        yield Source("Python's own text", (_library(),), lambda problems: self.encode_documents(self._documents, problems), note)
+        yield Source("Python's own text", (_library(),), partial(self.encode_documents, self._documents), note)
 
     def _documents(self, problems: Problems) -> Iterator[tuple[str, Iterable[str]]]:
-        for name, text in CORPORA[self.corpus]():
+        for name, text in without_repeats(CORPORA[self.corpus]()):
             share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
             yield "train" if share < 0.9 else "validation" if share < 0.95 else "test", text.split("\n")
+
+
+def without_repeats(documents: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Documents without the paragraphs that an earlier one has: much of Python's help stands in several topics, and would be in several
+    splits."""
+    seen: set[str] = set()
+    for name, text in documents:
+        paragraphs = []
+        for paragraph in text.split("\n\n"):
+            words = " ".join(paragraph.split())
+            if len(words) < SHORT or words not in seen:
+                paragraphs.append(paragraph)
+            seen.add(words)
+        if len(kept := "\n\n".join(paragraphs).strip()) >= SHORT:
+            yield name, kept
 
 
 def topics() -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +16,10 @@ from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.archives import members
 from permuteformer.tasks.readers.images import cifar_batch, gray_image, gray_of_rgb
 from permuteformer.tasks.readers.problems import BadItem, Problems
-from permuteformer.tasks.splits import hold_out
 
 LABELS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SIDE = 32
-BATCH = re.compile(r"(?:^|/)(data_batch_[1-5]|test_batch)$")
+BATCHES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
 PICTURE = re.compile(rf"(?:^|/)(train|test)/({'|'.join(LABELS)})/[^/]+\.(?:png|jpe?g|bmp)$", re.IGNORECASE)
 LOSSY = "CIFAR-10 from a JPEG copy (lossy), not the original pixels"
 
@@ -39,6 +38,7 @@ class LraImage(Classification):
 
     title = "CIFAR-10 in gray"
     licence = "research, with citation (Krizhevsky 2009)"
+    official_items = 60_000
     layouts = (
         "cifar-10-batches-py/{data_batch_1 … 5, test_batch}",
         "cifar-10-python.tar.gz",
@@ -58,22 +58,17 @@ class LraImage(Classification):
         return LABELS
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        for batches in (folder / "cifar-10-batches-py", folder / "cifar-10-python.tar.gz"):
-            if batches.exists():
-                files = tuple(sorted(batches.iterdir())) if batches.is_dir() else (batches,)
-                yield Source(batches.name, files, partial(self._read, _batches, batches))
+        batches = tuple(folder / "cifar-10-batches-py" / name for name in BATCHES)
+        if all(batch.is_file() for batch in batches):
+            yield Source("cifar-10-batches-py", batches, partial(_batches, folder / "cifar-10-batches-py"))
+        if (packed := folder / "cifar-10-python.tar.gz").is_file():
+            yield Source(packed.name, (packed,), partial(_batches, packed))
         pictures = folder / "cifar10"
         places = tuple(pictures / split / label for split in ("train", "test") for label in LABELS)
         if all(place.is_dir() for place in places):
-            yield Source("cifar10, folders", places, partial(self._read, _pictures, pictures), _note(next(places[0].iterdir(), pictures)))
+            yield Source("cifar10, folders", places, partial(_pictures, pictures), _note(next(places[0].iterdir(), pictures)))
         for archive in sorted(pictures.glob("*.tar*")):
-            yield Source(archive.name, (archive,), partial(self._read, _pictures, archive), _note(archive))
-
-    def _read(
-        self, read: Callable[[Path, Problems], Iterator[tuple[str, Row]]], path: Path, problems: Problems
-    ) -> Iterator[tuple[str, Row]]:
-        items = read(path, problems)
-        return hold_out(items) if self.validate_on == "train" else items
+            yield Source(archive.name, (archive,), partial(_pictures, archive), _note(archive))
 
 
 def _note(path: Path) -> str:
@@ -81,7 +76,7 @@ def _note(path: Path) -> str:
 
 
 def _batches(path: Path, problems: Problems) -> Iterator[tuple[str, Row]]:
-    for name, data in members(path, problems, wanted=lambda name: BATCH.search(name) is not None):
+    for name, data in members(path, problems, wanted=lambda name: name.rsplit("/", 1)[-1] in BATCHES):
         try:
             pixels, labels = cifar_batch(data)
         except ValueError as error:

@@ -40,6 +40,7 @@ class LraPathfinder(Classification):
 
     title = "are two discs joined?"
     licence = "Apache-2.0 (LRA); generated: yours"
+    official_items = 200_000
     layouts = tuple(f"{place}/pathfinder32/curv_contour_length_14/{{imgs,metadata}}".removeprefix("./") for place in PLACES)
     advice = "make it: permuteformer data generate lra-pathfinder, or get the official one: permuteformer data fetch lra-pathfinder (8 GB)"
 
@@ -72,10 +73,10 @@ class LraPathfinder(Classification):
         for place in PLACES:
             level = folder / place / f"pathfinder{self.resolution}" / LEVELS[self.level]
             metadata = sorted((level / "metadata").glob("*.npy"), key=lambda path: (len(path.stem), path.stem))
-            if metadata:
+            if metadata and (level / "imgs").is_dir():
                 title = f"{place}/{level.parent.name}/{level.name}".removeprefix("./")
                 noted = level / SPLITS_FILE
-                paths = (*metadata, noted) if noted.is_file() else tuple(metadata)
+                paths = (level / "imgs", *metadata, *([noted] if noted.is_file() else []))
                 yield Source(title, paths, partial(self._read, level, metadata))
 
     def _read(self, level: Path, metadata: list[Path], problems: Problems) -> Iterator[tuple[str, Row]]:

@@ -37,6 +37,7 @@ class LraRetrieval(Matching):
 
     title = "pairs of ACL papers"
     licence = "ACL Anthology: CC BY 4.0 / CC BY-NC-SA 3.0"
+    official_items = 182_613
     layouts = (
         *(f"{place}/new_aan_pairs.{{train,eval,test}}.tsv[.gz]" for place in PLACES),
         "acl_pairs/acl_pairs.{train,eval,test}.tsv[.gz], a stand-in",
@@ -55,7 +56,7 @@ class LraRetrieval(Matching):
         alphabet = protocols.alphabet(protocol)
         self.protocol = protocol
         self.validate_on = protocols.validation(protocol, validate_on, "given")
-        self.input = Values(alphabet, max_length or (4000 if protocol == "paper" else 4001))
+        self.input = Values(alphabet, protocols.text_length(protocol) if max_length is None else max_length)
         self.data, self.skip_bad = data, skip_bad
 
     @property

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from permuteformer.tasks import protocol as protocols
 from permuteformer.tasks.base import TASKS, Classification, Source
@@ -15,7 +14,6 @@ from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.archives import members
 from permuteformer.tasks.readers.problems import BadItem, Problems
 from permuteformer.tasks.readers.tables import rows
-from permuteformer.tasks.splits import hold_out
 
 LABELS = ["neg", "pos"]
 REVIEW = re.compile(r"(?:^|/)(train|test)/(neg|pos)/\d+_\d+\.txt$")
@@ -36,6 +34,7 @@ class LraText(Classification):
 
     title = "IMDB film reviews"
     licence = "research, with citation (Maas et al. 2011)"
+    official_items = 50_000
     layouts = (
         "aclImdb/{train,test}/{neg,pos}/*.txt",
         "aclImdb_v1.tar.gz",
@@ -54,7 +53,7 @@ class LraText(Classification):
         alphabet = protocols.alphabet(protocol)
         self.protocol = protocol
         self.validate_on = protocols.validation(protocol, validate_on, "train")
-        self.input = Values(alphabet, max_length or (4000 if protocol == "paper" else 4001))
+        self.input = Values(alphabet, protocols.text_length(protocol) if max_length is None else max_length)
         self.data, self.skip_bad = data, skip_bad
 
     @property
@@ -62,19 +61,15 @@ class LraText(Classification):
         return LABELS
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        if (official := folder / "aclImdb").is_dir():
-            places = tuple(official / split / label for split in ("train", "test") for label in LABELS)
-            yield Source("aclImdb", tuple(place for place in places if place.is_dir()), partial(self._read, _official, official))
+        places = tuple(folder / "aclImdb" / split / label for split in ("train", "test") for label in LABELS)
+        if all(place.is_dir() for place in places):
+            yield Source("aclImdb", places, partial(_official, folder / "aclImdb"))
         if (archive := folder / "aclImdb_v1.tar.gz").is_file():
-            yield Source("aclImdb_v1.tar.gz", (archive,), partial(self._read, _official, archive))
+            yield Source("aclImdb_v1.tar.gz", (archive,), partial(_official, archive))
         for ending in (".jsonl", ".jsonl.gz"):
             files = {split: folder / "imdb" / f"{split}{ending}" for split in ("train", "test")}
             if all(path.is_file() for path in files.values()):
-                yield Source("imdb, JSON lines", tuple(files.values()), partial(self._read, _json_lines, files))
-
-    def _read(self, read: Callable[..., Iterator[tuple[str, Row]]], path: Any, problems: Problems) -> Iterator[tuple[str, Row]]:
-        items = read(path, problems)
-        return hold_out(items) if self.validate_on == "train" else items
+                yield Source("imdb, JSON lines", tuple(files.values()), partial(_json_lines, files))
 
 
 def _official(path: Path, problems: Problems) -> Iterator[tuple[str, Row]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from permuteformer.registry import unknown
-from permuteformer.tasks.base import Batch, Classification, NotReady
+from permuteformer.tasks.base import Batch, Classification, NotReady, Source
 from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.problems import BadItem, Problems, printable
+from permuteformer.tasks.readers.tables import ENDINGS, column_names, rows
 from permuteformer.tasks.splits import Splitter
 
 SPLIT_NAMES = {
@@ -20,6 +22,9 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 """What people call splits."""
+
+LABELS = ("label", "labels", "class", "target", "category", "sentiment", "tag", "y")
+"""What columns of labels are called."""
 
 MAX_LABELS = 10_000
 
@@ -38,6 +43,14 @@ class Item:
     """Must be another one for every item, if it is told."""
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the source says of splits before its items are read: which there are, and the labels of the training split."""
+
+    splits: frozenset[str]
+    labels: tuple[str, ...] = ()
+
+
 class OwnClassification(Classification):
     """Labelled items of one's own.
 
@@ -47,15 +60,13 @@ class OwnClassification(Classification):
     """
 
     seed: int
-    given: frozenset[str]
-    """Splits that the source has."""
 
     @property
     def labels(self) -> list[str]:
         return sorted(self.prepare().info["labels"], key=_by_value)
 
     def recipe(self) -> dict[str, Any]:
-        return {"seed": self.seed, "given": sorted(self.given)}
+        return {"seed": self.seed}
 
     def learned(self) -> dict[str, Any]:
         return {"labels": list(self._numbers)}
@@ -66,16 +77,13 @@ class OwnClassification(Classification):
             self._ranks = [ranks[label] for label in self.prepare().info["labels"]]
         return super().collate([{**item, "label": self._ranks[item["label"]]} for item in items])
 
-    def deal(self, items: Iterable[Item | BadItem], problems: Problems, labels: Iterable[str] = ()) -> Iterator[tuple[str, Row]]:
-        """Items with splits made where they have none, and labels numbered.
-
-        Where splits are given, a label must occur in training: be one of ``labels``, or of an item before.
-        """
-        self._numbers = {label: n for n, label in enumerate(labels)}
+    def deal(self, items: Iterable[Item | BadItem], problems: Problems, told: Told) -> Iterator[tuple[str, Row]]:
+        """Items with splits made where they have none, and labels numbered. Where splits are told, labels must be those of training."""
+        self._numbers = {label: n for n, label in enumerate(told.labels)}
         shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
-        if "validation" in self.given:
+        if "validation" in told.splits:
             shares = {"train": 1.0}
-        elif "test" in self.given:
+        elif "test" in told.splits:
             shares = {"train": 0.9, "validation": 0.1}
         splitter = Splitter(shares, self.seed)
         seen: set[str] = set()
@@ -87,23 +95,101 @@ class OwnClassification(Classification):
                     if item.id in seen:
                         raise BadItem(item.path, item.line, f"the id {printable(item.id, 50)!r} was there before")
                     seen.add(item.id)
-                made = item.split is None or (item.split == "train" and "validation" not in self.given)
-                number = self._number(item, new=made or item.split == "train")
+                number = self._number(item)
             except BadItem as problem:
                 problems.add(problem)
                 continue
-            yield splitter.split_of(item.label) if made else str(item.split), {**item.row, "label": number}
+            split = splitter.split_of(item.label, item.row) if item.split in (None, "train") else str(item.split)
+            yield split, {**item.row, "label": number}
 
-    def _number(self, item: Item, new: bool) -> int:
+    def _number(self, item: Item) -> int:
         numbers, label = self._numbers, printable(item.label, 50)
         if item.label not in numbers:
             shown = ", ".join(printable(known, 50) for known in list(numbers)[:10]) + (" …" if len(numbers) > 10 else "")
-            if not new:
+            if item.split not in (None, "train"):
                 raise BadItem(item.path, item.line, f"the label {label!r} is none of the training split's {len(numbers):,}: {shown}")
             if len(numbers) == MAX_LABELS:
                 raise ValueError(f"{item.path} has more than {MAX_LABELS:,} labels ({shown}): is this the column of labels?")
             numbers[item.label] = len(numbers)
         return numbers[item.label]
+
+
+class OwnTable(OwnClassification):
+    """Labelled rows of tables."""
+
+    def take(
+        self, path: str, validation: str | None, test: str | None, label: str | None, split: str | None, id: str | None
+    ) -> tuple[Path, list[str]]:
+        """Find the tables and the columns of labels, splits and ids. Gives the first table and its columns."""
+        self.files = files_of_splits(path, validation, test, ENDINGS)
+        table = self.files[0][1]
+        names = column_names(table)
+        found = choose_column(table, "label", label, names, LABELS)
+        if found is None:
+            raise no_column(table, "label", names)
+        self.label = found
+        self.id = choose_column(table, "id", id, names, ())
+        self.split = None if split == "" else choose_column(table, "split", split, names, ("split",))
+        if any(split for split, _ in self.files):
+            self.split = None
+        return table, names
+
+    def needs(self, *columns: str | None) -> None:
+        """Raise where a table has not got these columns, or those of labels, splits and ids."""
+        for _, path in self.files:
+            names = column_names(path)
+            for column in (*columns, self.label, self.split, self.id):
+                if column is not None and column not in names:
+                    raise ValueError(f"{path} {unknown('column', column, names)}; all tables must have the columns of the first")
+
+    def recipe(self) -> dict[str, Any]:
+        return {**super().recipe(), "columns": [self.label, self.split, self.id]}
+
+    def sources(self, folder: Path) -> Iterator[Source]:
+        paths = tuple(path for _, path in self.files)
+        yield Source(", ".join(path.name for path in paths), (*paths, *self.further_files()), self._read)
+
+    def further_files(self) -> Iterable[Path]:
+        """Files that the tables lead to."""
+        return ()
+
+    def row(self, path: Path, row: Mapping[str, Any]) -> Row:
+        """What is stored of a row of the table at ``path``; its label comes by itself."""
+        raise NotImplementedError
+
+    def _read(self, problems: Problems) -> Iterator[tuple[str, Row]]:
+        return self.deal(self._items(problems), problems, self._told())
+
+    def _told(self) -> Told:
+        if self.split is None:
+            return Told(frozenset(split for split, _ in self.files if split))
+        splits, labels = set(), {}
+        for path, _, row in self._rows(Problems(skip=True)):
+            named = SPLIT_NAMES.get(str(row.get(self.split)).lower())
+            if named is None:
+                raise ValueError(
+                    f"column {self.split!r} of {path} must be one of {', '.join(SPLIT_NAMES)}; there is "
+                    f"{printable(str(row.get(self.split)), 50)!r}: if it is not of splits, say split= (nothing)"
+                )
+            splits.add(named)
+            if named == "train" and (label := row.get(self.label)) is not None:
+                labels[label_name(label)] = True
+        return Told(frozenset(splits), tuple(labels))
+
+    def _rows(self, problems: Problems) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+        for _, path in self.files:
+            for line, row in rows(path, problems):
+                yield path, line, row
+
+    def _items(self, problems: Problems) -> Iterator[Item | BadItem]:
+        splits = {path: split for split, path in self.files}
+        for path, line, row in self._rows(problems):
+            try:
+                split = splits[path] if self.split is None else SPLIT_NAMES[str(row.get(self.split)).lower()]
+                identity = None if self.id is None else str(row.get(self.id))
+                yield Item(path, line, split, label_name(row.get(self.label)), self.row(path, row), identity)
+            except ValueError as error:
+                yield BadItem(path, line, str(error))
 
 
 def files_of_splits(path: str, validation: str | None, test: str | None, endings: Sequence[str]) -> list[tuple[str | None, Path]]:
@@ -124,9 +210,14 @@ def files_of_splits(path: str, validation: str | None, test: str | None, endings
         for file in tables:
             inside(Path(file.name), main)
         found = [(split_named(file.name), file) for file in tables]
-        if any(split for split, _ in found) and (of_none := [file.name for split, file in found if split is None]):
+        splits = {split for split, _ in found}
+        if splits != {None} and (of_none := [file.name for split, file in found if split is None]):
             raise ValueError(f"files of {path} have splits in their names, but {', '.join(of_none)} has none: move it away, or rename it")
+        if splits != {None} and "train" not in splits:
+            raise NotReady(f"{path} has {', '.join(file.name for _, file in found)}, but no table to train on, as train{endings[0]}")
     found += [(split, _there(split, given)) for split, given in (("validation", validation), ("test", test)) if given is not None]
+    if len(found) > 1 and found[0][0] is None and found[-1][0] is not None:
+        found = [(split or "train", file) for split, file in found]
     order = {None: 0, "train": 0, "validation": 1, "test": 2}
     return sorted(found, key=lambda entry: order[entry[0]])
 
@@ -156,9 +247,11 @@ def no_column(path: Path, option: str, names: Sequence[str]) -> ValueError:
 
 
 def label_name(value: object) -> str:
-    """A label as text: ``1``, ``1.0`` and ``"1"`` of different kinds of files are as they are written there."""
+    """A label as text."""
     if value is None or (isinstance(value, str) and not value.strip()):
         raise ValueError("there is no label")
+    if isinstance(value, float) and value.is_integer():  # numbers become floats in a column where some are missing
+        value = int(value)
     if isinstance(value, (str, bool, int, float)):
         return str(value).strip()
     raise ValueError(f"a label must be a text or a number; it is {type(value).__name__}")
@@ -169,11 +262,6 @@ def text_bytes(value: object, column: str) -> bytes:
     if not isinstance(value, str):
         raise ValueError(f"column {column!r} must be text; it is {'empty' if value is None else type(value).__name__}")
     return value.encode("utf-8", "surrogatepass")
-
-
-def id_of(row: Mapping[str, Any], column: str | None) -> str | None:
-    """What the column of ids has, if there is such a column."""
-    return None if column is None else str(row.get(column))
 
 
 def inside(path: Path, folder: Path) -> Path:
@@ -193,6 +281,7 @@ def _there(option: str, name: str) -> Path:
 
 def _by_value(label: str) -> tuple[float, str]:
     try:
-        return float(label), label
+        number = float(label)
     except ValueError:
-        return float("inf"), label
+        number = math.inf
+    return (number if math.isfinite(number) else math.inf), label

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from permuteformer.tasks.folders import new_folder, prepared_folder
+from permuteformer.tasks.folders import AlreadyThere, new_folder, prepared_folder, read_json
 from permuteformer.tasks.readers.problems import Problems
+from permuteformer.tasks.splits import hold_out
 
 if TYPE_CHECKING:
     import datasets
@@ -24,6 +27,9 @@ Row = dict[str, Any]
 
 VERSION = 1
 """Of the form of what is stored: another one makes all caches anew."""
+
+PATHS = 20
+"""Paths of the source that are kept with the data; they may be a million."""
 
 REPORTED = 100
 """Items between two calls of ``progress``."""
@@ -101,13 +107,14 @@ def prepare(task: Task, source: Source, progress: Callable[[int], None] | None =
     The entry is found by what it was made from: the task's recipe, and names, sizes and times of change of the source's files. Two
     processes that want the same entry make it once.
     """
-    key = _key(task, source)
-    folder = prepared_folder() / f"{task.name}-{key[:16]}"
+    folder = prepared_folder() / f"{task.name}-{_key(task, source)[:16]}"
+    if folder.exists() and not _is_whole(folder):  # a disk that lost something, or a person who deleted it
+        shutil.rmtree(folder)
     if not folder.exists():
         try:
             with new_folder(folder) as partial:
                 _write(task, source, partial, progress)
-        except FileExistsError:
+        except AlreadyThere:
             pass  # another process was faster
     prepared = Prepared(folder)
     problems = prepared.info["problems"]
@@ -132,10 +139,31 @@ def _key(task: Task, source: Source) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
-def _signature(path: Path) -> tuple[int, int]:
-    """Size and time of change; of a folder that of adding or removing a file in it."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _signature(path: Path) -> tuple[int, int | str]:
+    """Size and time of change; of a folder how many files it has, and a hash of the names, sizes and times of all of them."""
+    if not path.is_dir():
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
+    count, digest, waiting = 0, hashlib.sha256(), [str(path)]
+    while waiting:
+        with os.scandir(waiting.pop()) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+                continue
+            status = entry.stat(follow_symlinks=False)
+            digest.update(f"{os.path.relpath(entry.path, path)!r} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
+            count += 1
+    return count, digest.hexdigest()
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether everything that was written is there, to its size."""
+    sizes = read_json(folder / "info.json").get("sizes")
+    if not isinstance(sizes, dict):
+        return False
+    return all((file := folder / name).is_file() and file.stat().st_size == size for name, size in sizes.items())
 
 
 def _write(task: Task, source: Source, folder: Path, progress: Callable[[int], None] | None) -> None:
@@ -144,7 +172,8 @@ def _write(task: Task, source: Source, folder: Path, progress: Callable[[int], N
     with ExitStack() as stack:
         writers: dict[str, _Writer] = {}
         done = 0
-        for split, row in source.read(problems):
+        items = source.read(problems)
+        for split, row in hold_out(items) if task.validate_on == "train" else items:
             if split not in writers:
                 writers[split] = stack.enter_context(_Writer(folder / f"{split}.arrow", task.columns))
             done += writers[split].add(row)
@@ -161,10 +190,11 @@ def _write(task: Task, source: Source, folder: Path, progress: Callable[[int], N
         "task": task.name,
         "title": source.title,
         "note": source.note,
-        "paths": [str(path) for path in source.paths],
+        "paths": [str(path) for path in source.paths[:PATHS]],
         "recipe": task.recipe(),
         "splits": {split: counts[split] for split in ("train", "validation", "test") if split in counts},
         "problems": {"count": problems.count, "shown": problems.shown},
+        "sizes": {f"{split}.arrow": (folder / f"{split}.arrow").stat().st_size for split in counts},
         **task.learned(),
     }
     (folder / "info.json").write_text(json.dumps(info), encoding="utf-8")

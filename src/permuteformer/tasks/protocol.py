@@ -15,6 +15,11 @@ def alphabet(protocol: str, count: int = 256, pixels: bool = False) -> Alphabet:
     return Alphabet.lra_pixels() if pixels else Alphabet.lra(count)
 
 
+def text_length(protocol: str) -> int:
+    """Tokens of the longest text: 4,000 with CLS and SEP by the paper; LRA has CLS beside 4,000."""
+    return 4000 if protocol == "paper" else 4001
+
+
 def validation(protocol: str, asked: str | None, without_one: str) -> str:
     """Where the validation split comes from: as ``asked``, else the test split by the paper's protocol, else ``without_one``."""
     if asked is not None:

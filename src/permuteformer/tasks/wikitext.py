@@ -108,7 +108,7 @@ class WikiEn(WikiText):
         unit: ``"words"``, with the end of every line as one, or ``"bytes"``.
         length: tokens of a window.
         context: tokens at the beginning of a window of evaluation that are read and not scored.
-        min_frequency: words that occur less often in the training text become ``<unk>``.
+        min_frequency: words that occur less often in the training text become ``<unk>``; 3 unless told.
         data: the data folder.
         skip_bad: leave out lines that cannot be read, and count them.
     """
@@ -124,8 +124,9 @@ class WikiEn(WikiText):
         unit: str = "words",
         length: int = 512,
         context: int = 256,
-        min_frequency: int = 3,
+        min_frequency: int | None = None,
         data: str | None = None,
         skip_bad: bool = False,
     ) -> None:
-        super().__init__(unit, True, length, context, min_frequency if unit == "words" else 1, data, skip_bad)
+        default = 3 if unit == "words" else 1
+        super().__init__(unit, True, length, context, default if min_frequency is None else min_frequency, data, skip_bad)

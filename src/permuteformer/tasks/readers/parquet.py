@@ -10,8 +10,8 @@ from permuteformer.tasks.readers.columns import wrong_names
 from permuteformer.tasks.readers.problems import BadItem
 from permuteformer.tasks.readers.unpacking import AnyPath, check_file, reason
 
-BATCH = 64
-"""Rows that are in memory at once."""
+BATCH = 8
+"""Rows that are in memory at once: few, as a small file may say one long text many times."""
 
 Rows = Iterator[tuple[int, "dict[str, Any] | BadItem"]]
 

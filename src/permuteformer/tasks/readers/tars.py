@@ -86,7 +86,7 @@ class Tar:
 
     def _member(self, header: tarfile.TarInfo, extended: dict[str, bytes]) -> Member:
         kind = "file" if header.type in _FILES else _KINDS.get(header.type, f"member of type {header.type!r}")
-        if any(key.startswith("GNU.sparse.") for key in extended):
+        if "sparse" in extended:
             kind = _KINDS[tarfile.GNUTYPE_SPARSE]
         if header.type == tarfile.GNUTYPE_SPARSE:
             raise Broken("there is a sparse file, whose end cannot be found", "pack it without --sparse")
@@ -146,14 +146,16 @@ def _header(block: bytes) -> tarfile.TarInfo:
 
 def _records(data: bytes) -> dict[str, bytes]:
     """``length key=value`` lines of an extended header, where the length counts all of its line."""
-    records, at = {}, 0
+    records: dict[str, bytes] = {}
+    at = 0
     while at < len(data):
         length = _number(data[at : at + 20].split(b" ")[0])
         line = data[at : at + length]
         key, equals, value = line.partition(b" ")[2].partition(b"=")
         if not equals or len(line) < length or not value.endswith(b"\n"):
             raise Broken("an extended header is damaged")
-        records[key.decode("utf-8", "replace")] = value[:-1]
+        if key in (b"path", b"size") or key.startswith(b"GNU.sparse."):  # others are not kept: there may be any number
+            records["sparse" if key.startswith(b"GNU") else key.decode()] = value[:-1]
         at += length
     return records
 

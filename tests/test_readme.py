@@ -17,17 +17,27 @@ RESULTS = ROOT / "results" / "core"
 
 
 @pytest.fixture
-def namespace():
+def namespace(monkeypatch, tmp_path):
     """What the README's code defines; its registrations are taken back afterwards."""
     from permuteformer import ATTENTIONS, FEATURE_MAPS, POSITIONS
 
-    space: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL):
-        exec(compile(block, "README.md", "exec"), space)
-    yield space
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    yield run(README)
     POSITIONS.remove("alibi")
     ATTENTIONS.remove("mean")
     del FEATURE_MAPS["softplus"]
+
+
+def run(page: Path) -> dict:
+    space: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(block, page.name, "exec"), space)
+    return space
+
+
+def test_the_data_page_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run(DATA_PAGE)["batch"].input_ids.shape == (64, 66)
 
 
 def test_the_blocks_run_and_their_additions_hold(namespace):
@@ -37,6 +47,7 @@ def test_the_blocks_run_and_their_additions_hold(namespace):
 
     assert namespace["y1"].shape == (2, 1, 512)
     assert namespace["positions"].shape == (1, 1024, 2)
+    assert namespace["batch"].positions.shape == (64, 66, 2)
     for attention in ("softmax", "linear"):
         for causal in (False, True):
             layer = build(attention, [("alibi", {})], hidden_size=32, num_heads=2, causal=causal).double()

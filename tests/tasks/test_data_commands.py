@@ -44,6 +44,9 @@ def test_check_counts_and_finds_what_is_twice(tmp_path):
     path = write(tmp_path / "mine.csv", rows)
     text = run("check", "classify", path)
     assert "label ugly" in text
+    assert "text: column text" in text
+    assert "splits: made" in text
+    assert "path is given twice" in run("check", "classify", path, "--set", "path=other.csv", code=1)
     report = check(Classify(path))
     assert sum(split.items for split in report.splits.values()) == 100
     assert sum(split.repeated for split in report.splits.values()) == 10
@@ -73,6 +76,7 @@ def test_check_names_what_cannot_be_read(tmp_path):
     assert "2 items cannot be read" in text
     assert "mine.jsonl, line 91" in text
     assert "mine.jsonl, line 92: there is no label" in text
+    assert "mine.jsonl, line 91" in run("check", "classify", path, "--skip-bad")
     assert "mine.jsonl, line 91" in run("show", "classify", path, code=1)
     assert "train" in run("show", "classify", path, "--skip-bad")
 

@@ -153,7 +153,7 @@ def test_a_folder_of_text(tmp_path):
         Lm(str(tmp_path)).prepare()
     skipping = Lm(str(tmp_path), skip_bad=True)
     assert skipping.prepare().info["problems"]["count"] == 1
-    assert skipping.notes() == ["1 items that could not be read are left out"]
+    assert skipping.notes() == ["left out, as they could not be read: 1 items"]
     task = Lm(str(tmp_path), pattern="*.txt", unit="words")
     assert {"text", "number", "0", "35"} < set(task.vocabulary)
     assert "39" not in task.vocabulary, "words of the test split are not known"
@@ -184,7 +184,7 @@ def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(ValueError, match="has no test split"):
         WikiText103(data=str(tmp_path)).dataset("test")
     wiki(tmp_path, "wikitext-2", test=TRAIN)
-    with pytest.raises(NotReady, match="without a training file, as bytes only"):
+    with pytest.raises(NotReady, match="of which the vocabulary is made; as bytes"):
         WikiText2(data=str(tmp_path)).prepare()
     assert len(WikiText2("bytes", data=str(tmp_path)).items("test")) == len(TRAIN) + 1
 

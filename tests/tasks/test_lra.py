@@ -176,11 +176,11 @@ def test_image(tmp_path, form):
 def test_what_is_not_complete_is_not_taken(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
     (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"")
-    with pytest.raises(NotReady, match="data fetch cifar-10"):
+    with pytest.raises(NotReady, match="data fetch lra-image"):
         LraImage(data=str(tmp_path)).prepare()
     acl_imdb(tmp_path)
     (tmp_path / "aclImdb" / "test").rename(tmp_path / "elsewhere")
-    with pytest.raises(NotReady, match="data fetch aclImdb"):
+    with pytest.raises(NotReady, match="data fetch lra-text"):
         LraText(data=str(tmp_path)).prepare()
 
 

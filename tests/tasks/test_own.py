@@ -291,3 +291,22 @@ def test_empty_and_long_texts(tmp_path):
     assert batch.input_ids.shape == (2, 100)
     assert batch.key_mask.sum(1).tolist() == [2, 100]
     assert np.array_equal(task.lengths("train"), [2, 100])
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+def test_csv_of_other_countries(tmp_path, sign):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "".join(sign.join(row) + "\r\n" for row in [["text", "label"], *([f'"a {sign} b\n{n}"', "x"] for n in range(10))]), newline=""
+    )
+    task = Classify(str(path))
+    assert contents(task) == [(f"a {sign} b\n{n}", "x") for n in range(10)]
+    assert task.choices() == {"text": "column text", "label": "column label", "splits": "made, seed 0"}
+
+
+def test_tsv_has_no_quotes(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('text\tlabel\n"Hello," he said\tx\n"a\tb"\tx\n')
+    with pytest.raises(ValueError, match=r"line 3: .*in TSV a quote is a letter: if fields are quoted, name the file \.csv"):
+        Classify(str(path)).prepare()
+    assert Classify(str(path), skip_bad=True).items("train")[0]["value"] == b'"Hello," he said'

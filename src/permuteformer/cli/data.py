@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -89,18 +98,18 @@ def fetch(
 
     if not name:
         table = Table()
-        for column in ("download", "what", "packed", "on disk", "licence", "tasks"):
-            table.add_column(column)
+        for column in ("download", "what", "packed", "on disk", "licence"):
+            table.add_column(column, no_wrap=column == "download")
         for d in DOWNLOADS.values():
             unpacked = "?" if d.bytes_unpacked is None else size_in_words(d.bytes_unpacked)
-            table.add_row(d.name, d.title, size_in_words(d.bytes_packed), unpacked, d.licence, ", ".join(d.tasks))
+            table.add_row(d.name, d.title, size_in_words(d.bytes_packed), unpacked, d.licence)
         console.print(table)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with errors_in_words(FetchError):
         download = find_download(name)
         with Progress(*columns, console=console) as progress:
-            bar = progress.add_task(download.name)
+            bar = progress.add_task(download.name, total=None)
             path = run(download, data_folder(data), progress=lambda done, total: progress.update(bar, completed=done, total=total))
     say(f"{download.title}: {path}")
 
@@ -122,14 +131,16 @@ def generate(
 ) -> None:
     """Make data by rule, in the official layout: ListOps, Pathfinder, or pairs of halves of articles for Retrieval.
 
-    What was made is said in numbers at the end, to be compared with the official data's.
+    What was made is said in numbers at the end; docs/data.md has those of the official data beside them.
     """
     from permuteformer.tasks.folders import data_folder
+    from permuteformer.tasks.generate import OFFICIAL
     from permuteformer.tasks.generate import generate as run
 
     given = {"train": train, "validation": validation, "test": test}
     counts = {split: count for split, count in given.items() if count is not None}
-    with errors_in_words(), _bar(f"generating {name}") as advance:
+    total = sum({**OFFICIAL.get(name, {}), **counts}.values())
+    with errors_in_words(), _bar(f"generating {name}", total or None) as advance:
         made = run(
             name,
             data_folder(data),
@@ -143,23 +154,25 @@ def generate(
         )
     table = Table("", "", show_header=False)
     for key, value in made.statistics.items():
-        table.add_row(str(key), _value(value))
+        table.add_row(str(key).replace("_", " "), _value(value))
     console.print(table)
     say(f"written to {made.folder}")
 
 
 @app.command()
-def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = None, set_: Set = None) -> None:
-    """Count items, labels, lengths, what is in two splits, and name what cannot be read."""
+def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = None, set_: Set = None, skip_bad: SkipBad = False) -> None:
+    """Count items, labels, lengths, what is in two splits, and name what cannot be read, which is an error unless --skip-bad."""
     from permuteformer.tasks import SPLITS
     from permuteformer.tasks.check import check as run
     from permuteformer.tasks.readers.problems import printable
 
     with errors_in_words():
-        task = _task(name, path, data, protocol, set_, skip_bad=False)
+        task = _task(name, path, data, protocol, set_, skip_bad)
         with _bar(f"reading {name}") as advance:
             report = run(task, advance)
     say(f"{name}: {report.title}")
+    for choice, value in task.choices().items():
+        say(f"{choice}: {printable(value)}")
     for note in report.notes:
         say(f"note: {note}", style="yellow")
     table = Table()
@@ -176,7 +189,10 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
             table.add_row(Text(f"label {printable(label, 40)}"), *shares)
         if len(task.labels) > 20:
             table.add_row(f"… and {len(task.labels) - 20:,} labels more")
-        for quantile in next(iter(found)).lengths:
+        same = len({length for split in found for length in split.lengths.values()}) == 1
+        if same:
+            table.add_row("length", *(f"{split.lengths[0]:,}" for split in found))
+        for quantile in () if same else next(iter(found)).lengths:
             title = {0: "shortest", 50: "median length", 100: "longest"}.get(quantile, f"length of {quantile} %")
             table.add_row(title, *(f"{split.lengths[quantile]:,}" for split in found))
         table.add_row(f"cut at {task.max_length:,} tokens", *(f"{split.cut:,}" for split in found))
@@ -185,7 +201,7 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
             table.add_row(f"{task.metric}: {baseline}", *(f"{100 * split.baselines[baseline]:.1f} %" for split in found))
     console.print(table)
     for (first, second), count in report.shared.items():
-        what = "long lines in both" if task.kind == "lm" else "in both"
+        what = "lines of more than 30 tokens in both" if task.kind == "lm" else "in both"
         say(f"{what} {first} and {second}: {count:,}", style="yellow" if count else "")
     for split in SPLITS:
         if split not in report.splits and not (split == "validation" and task.validate_on == "test"):
@@ -194,7 +210,7 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
         say(f"{report.problems:,} items cannot be read; the first are", style="red")
         for problem in report.shown:
             say(f"  {problem}")
-        raise typer.Exit(1)
+        raise typer.Exit(0 if skip_bad else 1)
     say("all items can be read")
 
 
@@ -237,6 +253,8 @@ def _task(name: str, path: Path | None, data: Path | None, protocol: str | None,
     from permuteformer.tasks import TASKS
 
     arguments = parse_options(TASKS[name], words or [])
+    if path is not None and "path" in arguments:
+        raise ValueError(f"path is given twice, as {str(path)!r} and as {arguments['path']!r}")
     given = {"path": path and str(path), "data": data and str(data), "protocol": protocol, "skip_bad": skip_bad or None}
     arguments |= {option: value for option, value in given.items() if value is not None}
     TASKS.check(name, arguments, ())
@@ -255,16 +273,17 @@ def _where(name: str, data: Path | None, ways: str) -> Text:
     try:
         source = TASKS[name](**({"data": str(data)} if data is not None and "data" in options else {})).source()
         files = [path.stat().st_size for path in source.paths if path.is_file()]
-        return Text(f"ready: {source.title}" + (f" ({size_in_words(sum(files))})" if files else ""), style="green")
+        known = files and len(files) == len(source.paths)
+        return Text(f"ready: {source.title}" + (f" ({size_in_words(sum(files))})" if known else ""), style="green")
     except NotReady:
         return Text(ways or "not there", style="yellow")
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task(title, total=None)
+def _bar(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    time = TimeElapsedColumn() if total is None else TimeRemainingColumn()
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), time, console=console, transient=True) as progress:
+        bar = progress.add_task(title, total=total)
         yield lambda count: progress.advance(bar, count)
 
 

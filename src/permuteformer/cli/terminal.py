@@ -16,6 +16,9 @@ def errors_in_words(*kinds: type[Exception]) -> Iterator[None]:
     """Errors that say what to do (``ValueError``, ``TypeError``, ``OSError`` and those given) end the command with their sentence."""
     try:
         yield
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; what was not finished is not kept", style="red")
+        raise typer.Exit(130) from None
     except Exception as error:
         if not isinstance(error, (ValueError, TypeError, OSError, *kinds)):
             raise

@@ -194,6 +194,10 @@ class Task(ABC):
         """How many labels there are."""
         return len(self.labels)
 
+    def choices(self) -> dict[str, str]:
+        """What was guessed or made where nobody said it, for people."""
+        return {}
+
     def baselines(self, split: str) -> dict[str, float]:
         """What the metric is for answers that need no model: names to values."""
         return {}
@@ -206,7 +210,7 @@ class Task(ABC):
         if not info["note"] and self.official_items not in (None, items):
             notes.append(f"{items:,} items, where the official data has {self.official_items:,}")
         if info["problems"]["count"]:
-            notes.append(f"{info['problems']['count']:,} items that could not be read are left out")
+            notes.append(f"left out, as they could not be read: {info['problems']['count']:,} items")
         if self.validate_on == "test":
             notes.append("validated on the test split, as the paper's authors did: no figure for comparison with others")
         return notes

@@ -70,6 +70,10 @@ class Classify(OwnTable):
     def recipe(self) -> dict[str, Any]:
         return {**super().recipe(), "value": [self.text, self.image, self.grid]}
 
+    def choices(self) -> dict[str, str]:
+        value = {"image": f"column {self.image}"} if self.text is None else {"text": f"column {self.text}"}
+        return {**value, **super().choices()}
+
     def further_files(self) -> Iterable[Path]:
         if self.image is None:
             return ()

@@ -49,7 +49,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial")
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():
-            raise AlreadyThere(f"{path} is there already; delete it, or choose another name")
+            raise AlreadyThere(f"{path} is there already; delete it, or move it away")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:

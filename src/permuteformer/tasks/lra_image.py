@@ -37,7 +37,7 @@ class LraImage(Classification):
     """
 
     title = "CIFAR-10 in gray"
-    licence = "research, with citation (Krizhevsky 2009)"
+    licence = "none stated; cite Krizhevsky 2009"
     official_items = 60_000
     layouts = (
         "cifar-10-batches-py/{data_batch_1 … 5, test_batch}",
@@ -45,7 +45,7 @@ class LraImage(Classification):
         "cifar10/{train,test}/<class>/*.png (or .jpg)",
         "cifar10/*.tar[.gz, .xz] of such a folder",
     )
-    advice = "get it: permuteformer data fetch cifar-10"
+    advice = "get it: permuteformer data fetch lra-image"
 
     def __init__(self, protocol: str = "lra", validate_on: str | None = None, data: str | None = None, skip_bad: bool = False) -> None:
         self.protocol = protocol

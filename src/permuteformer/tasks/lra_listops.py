@@ -37,7 +37,7 @@ class LraListops(Classification):
     """
 
     title = "nested MIN, MAX, MED, SM"
-    licence = "Apache-2.0 (LRA); generated: yours"
+    licence = "none stated; generated: yours"
     official_items = 100_000
     layouts = tuple(f"{place}/basic_{{train,val,test}}.tsv" for place in PLACES)
     advice = "make it: permuteformer data generate lra-listops, or get the official one: permuteformer data fetch lra-listops (8 GB)"

@@ -29,7 +29,7 @@ class LraPathfinder(Classification):
     The splits are the first 80, the next 10 and the last 10 of a hundred images, in the order of the metadata, as LRA's and the authors'.
 
     Args:
-        resolution: pixels of a side: 32 (the paper's), 64, 128 or 256.
+        resolution: pixels of a side: 32 (the paper's), 64, 128, or 256, which is read and not generated.
         level: ``"easy"``, ``"intermediate"`` or ``"hard"``, the paper's: lines of 6, 9 or 14 dashes.
         protocol: ``"lra"`` or ``"paper"``: whose tokens.
         validate_on: ``"given"``, or ``"test"``, what the paper's authors did and the default of their protocol.
@@ -39,7 +39,7 @@ class LraPathfinder(Classification):
     """
 
     title = "are two discs joined?"
-    licence = "Apache-2.0 (LRA); generated: yours"
+    licence = "none stated; generated: yours"
     official_items = 200_000
     layouts = tuple(f"{place}/pathfinder32/curv_contour_length_14/{{imgs,metadata}}".removeprefix("./") for place in PLACES)
     advice = "make it: permuteformer data generate lra-pathfinder, or get the official one: permuteformer data fetch lra-pathfinder (8 GB)"

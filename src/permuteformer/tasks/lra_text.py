@@ -33,14 +33,14 @@ class LraText(Classification):
     """
 
     title = "IMDB film reviews"
-    licence = "research, with citation (Maas et al. 2011)"
+    licence = "none stated; cite Maas et al. 2011"
     official_items = 50_000
     layouts = (
         "aclImdb/{train,test}/{neg,pos}/*.txt",
         "aclImdb_v1.tar.gz",
         'imdb/{train,test}.jsonl[.gz], an object a line: {"text": …, "label": 0 or 1}',
     )
-    advice = "get it: permuteformer data fetch aclImdb"
+    advice = "get it: permuteformer data fetch lra-text"
 
     def __init__(
         self,

@@ -68,5 +68,8 @@ class Match(OwnTable, Matching):
     def recipe(self) -> dict[str, Any]:
         return {**super().recipe(), "texts": self.texts}
 
+    def choices(self) -> dict[str, str]:
+        return {**{option: f"column {column}" for option, column in self.texts.items()}, **super().choices()}
+
     def row(self, path: Path, row: Mapping[str, Any]) -> Row:
         return {name: text_bytes(row.get(column), column) for name, column in self.texts.items()}

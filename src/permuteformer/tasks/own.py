@@ -23,7 +23,7 @@ SPLIT_NAMES = {
 }
 """What people call splits."""
 
-LABELS = ("label", "labels", "class", "target", "category", "sentiment", "tag", "y")
+LABELS = ("label", "labels", "class", "target", "category", "sentiment", "stars", "rating", "tag", "isduplicate", "y")
 """What columns of labels are called."""
 
 MAX_LABELS = 10_000
@@ -144,6 +144,11 @@ class OwnTable(OwnClassification):
 
     def recipe(self) -> dict[str, Any]:
         return {**super().recipe(), "columns": [self.label, self.split, self.id]}
+
+    def choices(self) -> dict[str, str]:
+        given = sorted({split for split, _ in self.files if split})
+        splits = f"column {self.split}" if self.split else f"given ({', '.join(given)}), the rest made" if given else "made"
+        return {"label": f"column {self.label}", "splits": f"{splits}, seed {self.seed}"}
 
     def sources(self, folder: Path) -> Iterator[Source]:
         paths = tuple(path for _, path in self.files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import ssl
 import time
 import urllib.request
@@ -194,6 +195,8 @@ def _lost(error: Exception, timeout_seconds: float) -> Exception:
     reason = error.reason if isinstance(error, URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
         return Unusable(f"has a certificate that cannot be trusted ({reason.verify_message})")
+    if isinstance(reason, socket.gaierror):
+        return Unusable(f"has a host that cannot be found ({reason.strerror}): is there a network?")
     if isinstance(reason, TimeoutError):
         return _TryAgain(f"was silent for {timeout_seconds:g} seconds")
     return _TryAgain(f"the connection was lost ({reason or type(reason).__name__})")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from permuteformer.tasks.base import TASKS, Source
+from permuteformer.tasks.base import TASKS, NotReady, Source
 from permuteformer.tasks.language import LanguageModelling
 from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.lines import lines
@@ -50,14 +50,21 @@ class WikiText(LanguageModelling):
         self.check_options()
 
     def sources(self, folder: Path) -> Iterator[Source]:
+        without_train = []
         patterns = ["wiki.{}.raw"] if self.raw else ["wiki.{}.tokens", "{}.txt"]
         for place in self.folders:
             for pattern in patterns:
                 found = {split: path for name, split in SPLIT_NAMES.items() if (path := _file(folder / place / pattern.format(name)))}
                 # Without the training text there is no vocabulary of words, but bytes can be scored.
-                if "train" in found or (found and self.unit == "bytes"):
+                if found and "train" not in found and self.unit == "words":
+                    without_train.append(f"{place}/{pattern.format('train')}")
+                elif found:
                     title = f"{place}/{pattern.format('*')}"
                     yield Source(title, tuple(found.values()), partial(self._read, found), self.note)
+        if without_train:
+            raise NotReady(
+                f"{folder / without_train[0]} is not there, of which the vocabulary is made; as bytes (unit=bytes) the rest can be used"
+            )
 
     def _read(self, files: Mapping[str, Path], problems: Problems) -> Iterator[tuple[str, Row]]:
         def documents(problems: Problems) -> Iterator[tuple[str, Iterable[str]]]:

@@ -240,7 +240,7 @@ def _articles_wanted(name: str, pairs: int | None, split: _Split) -> int:
     needed = "2 articles or more" if pairs is None else f"{pairs // 2:,} articles for {pairs:,} pairs"
     raise ValueError(
         f"{name} needs {needed}; there are {there:,} ({split.too_short:,} were too short and {split.repeated:,} repeated): "
-        "give more documents, ask for fewer pairs, or lower least_bytes"
+        "give more documents, or ask for fewer pairs"
     )
 
 

@@ -21,8 +21,11 @@ Rows = Iterator[tuple[int, "dict[str, str] | BadItem"]]
 
 
 def csv_rows(path: AnyPath, columns: Sequence[str] | None) -> Rows:
-    """Rows as Python's ``csv`` takes them apart, strictly: a quote that is not closed, or that letters follow, is a problem."""
-    return _rows(path, _csv_records(path), columns)
+    """Rows as Python's ``csv`` takes them apart, strictly: a quote that is not closed, or that letters follow, is a problem.
+
+    Where the header has no comma but semicolons or tabs, these part the fields, as spreadsheets of some countries have it.
+    """
+    return _rows(path, _csv_records(path, "," if columns is not None else _delimiter(path)), columns)
 
 
 def tsv_rows(path: AnyPath, columns: Sequence[str] | None) -> Rows:
@@ -32,7 +35,7 @@ def tsv_rows(path: AnyPath, columns: Sequence[str] | None) -> Rows:
 
 def csv_header(path: AnyPath) -> list[str]:
     """The names in the first line."""
-    return _header(path, next(_csv_records(path))[1])
+    return _header(path, next(_csv_records(path, _delimiter(path)))[1])
 
 
 def tsv_header(path: AnyPath) -> list[str]:
@@ -58,7 +61,9 @@ def _rows(path: AnyPath, records: Records, columns: Sequence[str] | None, empty_
             yield number, fields
         elif len(fields) != len(names):
             expected = f"{len(names):,} ({printable(', '.join(names))})"
-            yield number, BadItem(path, number, f"the number of fields must be {expected}; it is {len(fields):,}")
+            quoted = empty_value and '"' in "".join(fields)
+            hint = "; in TSV a quote is a letter: if fields are quoted, name the file .csv" if quoted else ""
+            yield number, BadItem(path, number, f"the number of fields must be {expected}; it is {len(fields):,}{hint}")
         else:
             yield number, dict(zip(names, fields, strict=True))
 
@@ -85,9 +90,15 @@ def _tsv_records(path: AnyPath) -> Records:
             yield number, text.split("\t") if text else None
 
 
-def _csv_records(path: AnyPath) -> Records:
+def _delimiter(path: AnyPath) -> str:
+    header = next(text_lines(path))[1]
+    found = [] if isinstance(header, BadItem) else [sign for sign in ",;\t" if sign in header]
+    return found[0] if found else ","
+
+
+def _csv_records(path: AnyPath, delimiter: str) -> Records:
     feed = _Feed(path)
-    reader = csv.reader(feed, strict=True)
+    reader = csv.reader(feed, strict=True, delimiter=delimiter)
     while True:
         feed.begin()
         limit = csv.field_size_limit(lines.MAX_LINE_BYTES)  # there is one for the whole process: it is given back

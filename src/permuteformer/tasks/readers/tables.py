@@ -16,8 +16,9 @@ def rows(path: AnyPath, problems: Problems, *, columns: Sequence[str] | None = N
     """Row by row: the line it starts at (in Parquet its number), from 1, and a dict of its columns.
 
     By its ending a file is CSV (``.csv``), TSV (``.tsv``), JSON lines (``.jsonl``, ``.ndjson``, ``.jsonlines``, ``.json-lines``), each of
-    them maybe packed (``.gz``, ``.xz``, ``.bz2``), or Parquet (``.parquet``). CSV knows quotes, and line breaks within them; in TSV a tab
-    always parts and a quote is a letter. Their values are strings; JSON and Parquet give what they hold.
+    them maybe packed (``.gz``, ``.xz``, ``.bz2``), or Parquet (``.parquet``). CSV knows quotes, and line breaks within them, and may have
+    semicolons or tabs in place of commas; in TSV a tab always parts and a quote is a letter. Their values are strings; JSON and Parquet
+    give what they hold.
 
     A row that cannot be used goes to ``problems``, and reading goes on: too few or too many fields, what is no JSON object, NaN, bytes that
     are not UTF-8 or are NUL, an empty line that is not at the end. A file without rows is a problem too.

@@ -1,11 +1,15 @@
 """Every contract check must reject a layer that is broken in the way it looks for."""
 
+from dataclasses import replace
+
 import checks
 import pytest
+import task_checks
 import torch
 from torch import nn
 
 from permuteformer import PermuteFormerAttention
+from permuteformer.tasks.digits import Digits
 
 
 class Broken(nn.Module):
@@ -134,3 +138,75 @@ def test_the_broken_is_rejected(check, broken):
 
 def test_every_check_has_teeth():
     assert {check for check, _ in TEETH} == set(checks.CHECKS)
+
+
+class WrongLengths(Digits):
+    def lengths(self, split):
+        return super().lengths(split) - 1
+
+
+class RowsForColumns(Digits):
+    def collate(self, items):
+        batch = super().collate(items)
+        return replace(batch, positions=batch.positions.flip(-1) + 1)
+
+
+class LabelsFromOne(Digits):
+    def collate(self, items):
+        batch = super().collate(items)
+        return replace(batch, labels=batch.labels + 1)
+
+
+class DependsOnItsNeighbours(Digits):
+    def collate(self, items):
+        batch = super().collate(items)
+        return replace(batch, input_ids=(batch.input_ids + len(items)).clamp(max=self.vocab_size - 1))
+
+
+class MeansForSums(Digits):
+    def score(self, logits, batch):
+        return {name: value / len(batch) for name, value in super().score(logits, batch).items()}
+
+
+class ForgetsItsOptions(Digits):
+    def __getstate__(self):
+        return {"protocol": "lra"}
+
+    def __setstate__(self, state):
+        self.__init__(**state)
+
+
+class NothingToRead(Digits):
+    def words(self, item):
+        return ["an image"]
+
+
+class TooFewTokens(Digits):
+    @property
+    def vocab_size(self):
+        return 100
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (WrongLengths, "lengths_are_those_of_batches"),
+        (RowsForColumns, "batches"),
+        (LabelsFromOne, "batches"),
+        (DependsOnItsNeighbours, "an_item_is_the_same_alone_and_among_others"),
+        (MeansForSums, "sums_add_up"),
+        (ForgetsItsOptions, "a_copy_in_another_process_is_the_same_task"),
+        (NothingToRead, "items_in_words"),
+        (TooFewTokens, "models_take_its_batches"),
+    ],
+)
+def test_task_checks_have_teeth(broken, check, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    task_checks.CHECKS[check](Digits())
+    with pytest.raises((AssertionError, ValueError)):
+        task_checks.CHECKS[check](broken())
+
+
+def test_every_task_check_has_a_broken_twin():
+    (mark,) = test_task_checks_have_teeth.pytestmark
+    assert {check for _, check in mark.args[1]} == set(task_checks.CHECKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -57,6 +58,11 @@ def new_folder(path: Path) -> Iterator[Path]:
             _flush_all(partial)
             partial.rename(path)
             flush(path.parent)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                hint = "make room, or choose another folder with --data or PERMUTEFORMER_CACHE"
+                raise OSError(error.errno, f"the disk is full, and nothing is kept of {path}: {hint}") from error
+            raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

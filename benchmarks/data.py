@@ -2,6 +2,7 @@
 
     python benchmarks/data.py imdb --data FOLDER    IMDB: prepared, opened again, padded (needs the reviews in FOLDER)
     python benchmarks/data.py generate              100,000 trees of ListOps, images of Pathfinder
+    python benchmarks/data.py whole                 all 200,000 images of Pathfinder, 32 x 32, hard, on all cores
     python benchmarks/data.py pairs --data FOLDER   pairs of halves of articles: what tells their label (needs wiki_en in FOLDER)
     python benchmarks/data.py large                 memory of preparing a text of 2 GB, and of reading windows of it
 
@@ -87,6 +88,17 @@ def generate() -> list[dict[str, Any]]:
                 setting = {"task": "lra-pathfinder", "resolution": resolution, "level": level, "items": count, "processes": 1}
                 rows.append({**setting, "seconds": seconds, "per_second": count / seconds, **statistics})
     return rows
+
+
+def whole() -> list[dict[str, Any]]:
+    """As many images as the official level has."""
+    from permuteformer.tasks.generators.pathfinder import generate_pathfinder
+
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        statistics = generate_pathfinder(Path(folder))
+        seconds = time.perf_counter() - begin
+    return [{"task": "lra-pathfinder", "resolution": 32, "level": "hard", "processes": os.cpu_count(), "seconds": seconds, **statistics}]
 
 
 def pairs(data: str) -> list[dict[str, Any]]:
@@ -179,7 +191,7 @@ def windows(path: str) -> dict[str, Any]:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["imdb", "generate", "pairs", "large", "start", "windows"])
+    parser.add_argument("part", choices=["imdb", "generate", "whole", "pairs", "large", "start", "windows"])
     parser.add_argument("--data", default=os.environ.get("PERMUTEFORMER_DATA"), help="the data folder")
     parser.add_argument("--output", type=Path, default=Path("results/data"), help="folder of the JSON lines (default: %(default)s)")
     arguments = parser.parse_args()
@@ -190,7 +202,7 @@ def main() -> None:
     rows = (
         needs_data[arguments.part](arguments.data)
         if arguments.part in needs_data
-        else {"generate": generate, "large": large}[arguments.part]()
+        else {"generate": generate, "whole": whole, "large": large}[arguments.part]()
     )
     table = Table("", "", show_header=False)
     for row in rows:

@@ -3,11 +3,15 @@
 import gzip
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+"""Real data, where it stands beside the project; tests that need it are skipped elsewhere."""
 
 ROWS = [{"text": f'Größe {n}, "quoted"', "label": ["bad", "good", "ugly"][n % 3]} for n in range(90)]
 

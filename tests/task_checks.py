@@ -118,6 +118,7 @@ def models_take_its_batches(task):
         sums = task.score(output.logits, batch)
         assert output.loss.item() == pytest.approx(float(sums["loss"]) / float(sums["tokens"]), rel=1e-4)
         return
+    assert torch.equal(batch.to("cpu").input_ids, batch.input_ids)
     config = PermuteFormerConfig(**small, id2label=dict(enumerate(task.labels)), axes=2 if task.grid else 1)
     if task.kind == "match":
         model = PermuteFormerForMatching(config).eval()
@@ -125,6 +126,7 @@ def models_take_its_batches(task):
     else:
         model = PermuteFormerForSequenceClassification(config).eval()
         output = model(batch.input_ids, attention_mask=batch.key_mask, position_ids=batch.positions, labels=batch.labels)
+    assert list(PermuteFormerConfig.from_dict(config.to_dict()).id2label.values()) == task.labels, "labels are saved with the model"
     sums = task.score(output.logits, batch)
     assert output.loss.item() == pytest.approx(float(sums["loss"]) / len(batch), rel=1e-4)
 

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_data import SHARED
 
 from permuteformer.tasks.generators import retrieval
 from permuteformer.tasks.generators.retrieval import generate_retrieval, wiki_articles
 
 NAMES = ["new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv"]
-WIKI = Path("/work/shared/data/wiki_en")
+WIKI = SHARED / "wiki_en"
 ALPHABETS = ["abcdefghij", "äöüßéèñçøå", "αβγδεζηθικ", "語文書紙筆墨硯本字典", "🙂🙃😀😁😂🤣😃😄😅😆"]
 """Of characters that take one to four bytes."""
 

@@ -1,13 +1,13 @@
 import gzip
 import lzma
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_data import SHARED
 
 from permuteformer.tasks.base import NotReady
 from permuteformer.tasks.batches import loader
@@ -16,8 +16,6 @@ from permuteformer.tasks.lm import Lm
 from permuteformer.tasks.lm_bytes import LmBytes
 from permuteformer.tasks.wikitext import WikiEn, WikiText2, WikiText103
 from permuteformer.tokens import EOS, PAPER
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 class Row:

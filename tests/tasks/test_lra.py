@@ -5,12 +5,11 @@ import json
 import pickle
 import tarfile
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from small_data import acl_imdb, cifar_arrays, listops, pathfinder
+from small_data import SHARED, acl_imdb, cifar_arrays, listops, pathfinder
 
 from permuteformer.tasks.base import NotReady
 from permuteformer.tasks.batches import BatchSampler, loader
@@ -19,8 +18,6 @@ from permuteformer.tasks.lra_listops import LraListops
 from permuteformer.tasks.lra_pathfinder import LraPathfinder
 from permuteformer.tasks.lra_retrieval import LraRetrieval
 from permuteformer.tasks.lra_text import LraText
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def stored(task, split, column="value"):

@@ -76,9 +76,13 @@ def test_splits_that_are_given(tmp_path):
     by_column = Classify(write(tmp_path / "column" / "without.jsonl.gz", without))
     assert [len(by_column.items(split)) for split in ("train", "validation", "test")] == [54, 6, 15]
     folds = write(tmp_path / "column" / "folds.jsonl.gz", [{**row, "split": n % 5} for n, row in enumerate(ROWS)])
-    with pytest.raises(ValueError, match=r"column 'split' of .*folds\.jsonl\.gz must be one of train.*there is '0'"):
+    with pytest.raises(ValueError, match=r"folds\.jsonl\.gz, line 1: column 'split' must be one of train.*it is '0'"):
         Classify(folds).prepare()
     assert len(Classify(folds, split="").items("train")) == 72
+    bad = [*rows, {"text": "x", "label": "bad", "split": "later"}, {"text": "x", "label": "", "split": "train"}]
+    by_column = Classify(write(tmp_path / "column" / "bad.jsonl.gz", bad), skip_bad=True)
+    assert by_column.prepare().info["problems"]["count"] == 2
+    assert len(by_column.items("train")) == 60
     (tmp_path / "only").mkdir()
     write(tmp_path / "only" / "test.csv", ROWS)
     with pytest.raises(NotReady, match="no table to train on"):
@@ -301,7 +305,7 @@ def test_csv_of_other_countries(tmp_path, sign):
     )
     task = Classify(str(path))
     assert contents(task) == [(f"a {sign} b\n{n}", "x") for n in range(10)]
-    assert task.choices() == {"text": "column text", "label": "column label", "splits": "made, seed 0"}
+    assert task.choices() == {"text": "column text", "label": "column label", "splits": "made"}
 
 
 def test_tsv_has_no_quotes(tmp_path):

@@ -163,6 +163,7 @@ def generate(
 def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = None, set_: Set = None, skip_bad: SkipBad = False) -> None:
     """Count items, labels, lengths, what is in two splits, and name what cannot be read, which is an error unless --skip-bad."""
     from permuteformer.tasks import SPLITS
+    from permuteformer.tasks.check import LONG_LINE
     from permuteformer.tasks.check import check as run
     from permuteformer.tasks.readers.problems import printable
 
@@ -201,7 +202,7 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
             table.add_row(f"{task.metric}: {baseline}", *(f"{100 * split.baselines[baseline]:.1f} %" for split in found))
     console.print(table)
     for (first, second), count in report.shared.items():
-        what = "lines of more than 30 tokens in both" if task.kind == "lm" else "in both"
+        what = f"lines of {LONG_LINE} tokens and more in both" if task.kind == "lm" else "in both"
         say(f"{what} {first} and {second}: {count:,}", style="yellow" if count else "")
     for split in SPLITS:
         if split not in report.splits and not (split == "validation" and task.validate_on == "test"):

@@ -47,7 +47,7 @@ class Report:
     notes: list[str]
     splits: dict[str, SplitReport]
     shared: dict[tuple[str, str], int]
-    """Different items that two splits have in common; of language models lines of 30 bytes or words and more."""
+    """Different items that two splits have in common; of language models lines of ``LONG_LINE`` tokens and more."""
     problems: int
     shown: list[str]
     """The first of the problems."""
@@ -56,8 +56,10 @@ class Report:
 def check(task: Task, progress: Callable[[int], None] | None = None) -> Report:
     """Read all of a task's data, leaving out what cannot be read, and say what is there and what was left out."""
     asked, task.skip_bad = task.skip_bad, True
-    prepared = task.prepare(progress)
-    task.skip_bad = asked
+    try:
+        prepared = task.prepare(progress)
+    finally:
+        task.skip_bad = asked
     splits: dict[str, SplitReport] = {}
     hashes: dict[str, np.ndarray] = {}
     for split in SPLITS:

@@ -35,6 +35,11 @@ def user_cache() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "permuteformer"
 
 
+def folder_lock(path: Path) -> FileLock:
+    """One process at a time makes or mends the folder ``path``."""
+    return FileLock(path.with_name(f".{path.name}.lock"))
+
+
 class AlreadyThere(FileExistsError):
     """A folder that was to be made is there."""
 
@@ -48,7 +53,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    with folder_lock(path):
         if path.exists():
             raise AlreadyThere(f"{path} is there already; delete it, or move it away")
         shutil.rmtree(partial, ignore_errors=True)
@@ -96,6 +101,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a small file, whole or not at all."""
+    write_whole(path, json.dumps(content).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, or leave what was there."""
     partial = path.with_name(f"{path.name}.new")
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -11,9 +11,9 @@ from permuteformer.registry import unknown
 from permuteformer.tasks.generators.listops import generate_listops
 from permuteformer.tasks.generators.pathfinder import LEVELS, generate_pathfinder
 from permuteformer.tasks.generators.retrieval import generate_retrieval, wiki_articles
-from permuteformer.tasks.own import choose_column, no_column, split_named
+from permuteformer.tasks.own import choose_column, no_column, split_named, text_files
 from permuteformer.tasks.readers.lines import lines
-from permuteformer.tasks.readers.problems import Problems
+from permuteformer.tasks.readers.problems import BadItem, Problems
 from permuteformer.tasks.readers.tables import ENDINGS, column_names, rows
 
 Progress = Callable[[int], None] | None
@@ -116,9 +116,8 @@ def _of_wiki(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _of_folder(path: Path) -> Iterator[tuple[str, str]]:
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            yield str(file.relative_to(path)), "\n".join(line for _, line in lines(file, Problems()))
+    for file in text_files(path, "*", Problems()):
+        yield str(file.relative_to(path)), "\n".join(line for _, line in lines(file, Problems()))
 
 
 def _of_table(path: Path) -> Iterator[tuple[str, str]]:
@@ -127,5 +126,6 @@ def _of_table(path: Path) -> Iterator[tuple[str, str]]:
     if text is None:
         raise no_column(path, "text", names)
     for line, row in rows(path, Problems()):
-        if isinstance(row[text], str):
-            yield f"row {line}", row[text]
+        if not isinstance(row.get(text), str):
+            raise BadItem(path, line, f"column {text!r} must be text")
+        yield f"row {line}", row[text]

@@ -90,15 +90,10 @@ class LanguageModelling(Task):
             training = (lines for split, lines in documents(Problems(skip=problems.skip)) if split == "train")
             self._words = word_list(chain.from_iterable(training), min_frequency=self.min_frequency, pad_token=None)
             ids = {word: n for n, word in enumerate(self._words)}
-        for split, found in documents(problems):
-            lines = self._counted(split, found)
-            for tokens in _words(lines, ids) if self.unit == "words" else _bytes(lines):
+        for split, lines in documents(problems):
+            for tokens, size in _words(lines, ids) if self.unit == "words" else _bytes(lines):
+                self._bytes[split] = self._bytes.get(split, 0) + size
                 yield split, {"token": tokens}
-
-    def _counted(self, split: str, lines: Iterable[str]) -> Iterator[str]:
-        for line in lines:
-            self._bytes[split] = self._bytes.get(split, 0) + len(line.encode()) + 1
-            yield line
 
     def dataset(self, split: str) -> Windows:
         return Windows(self.items(split), self.length, 0 if split == "train" else self.context)
@@ -191,28 +186,35 @@ class Windows(Sequence[dict[str, Any]]):
         return np.minimum(scored + self._step, len(self.items)) - np.maximum(scored - self.context, 0)
 
 
-def _words(lines: Iterable[str], ids: Mapping[str, int]) -> Iterator[np.ndarray]:
+Blocks = Iterator[tuple[np.ndarray, int]]
+"""Tokens, and how many bytes of the text they are."""
+
+
+def _words(lines: Iterable[str], ids: Mapping[str, int]) -> Blocks:
     unknown, end = ids[UNK], ids[EOS]
     block: list[int] = []
+    size = 0
     for line in lines:
         block += [ids.get(word, unknown) for word in line.split()]
         block.append(end)
+        size += len(line.encode()) + 1
         if len(block) >= BLOCK:
-            yield np.array(block, dtype=np.int32)
-            block = []
-    yield np.array(block, dtype=np.int32)
+            yield np.array(block, dtype=np.int32), size
+            block, size = [], 0
+    yield np.array(block, dtype=np.int32), size
 
 
-def _bytes(lines: Iterable[str]) -> Iterator[np.ndarray]:
+def _bytes(lines: Iterable[str]) -> Blocks:
     block = bytearray()
     for line in lines:
         block += line.encode()
         block += b"\n"
         if len(block) >= BLOCK:
-            yield np.frombuffer(block, dtype=np.uint8)
+            yield np.frombuffer(block, dtype=np.uint8), len(block)
             block = bytearray()
+    size = len(block)
     block.append(END_OF_DOCUMENT)
-    yield np.frombuffer(block, dtype=np.uint8)
+    yield np.frombuffer(block, dtype=np.uint8), size
 
 
 def _exp(x: float) -> float:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatch
 from functools import partial
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from permuteformer.tasks.base import TASKS, NotReady, Source
 from permuteformer.tasks.language import Documents, LanguageModelling
-from permuteformer.tasks.own import split_named
+from permuteformer.tasks.own import split_named, text_files
 from permuteformer.tasks.prepare import Row
-from permuteformer.tasks.readers.entries import entries
 from permuteformer.tasks.readers.lines import lines
-from permuteformer.tasks.readers.problems import BadItem, Problems
+from permuteformer.tasks.readers.problems import Problems
 
 SHARES = {"train": 0.9, "validation": 0.95, "test": 1.0}
 """Where splits end, as shares of the text, if they are not given: later text is kept for testing, as one would with logs."""
@@ -66,7 +64,7 @@ class Lm(LanguageModelling):
         yield Source(self.path.name, (self.path,), self._read)
 
     def _read(self, problems: Problems) -> Iterator[tuple[str, Row]]:
-        files = [self.path] if self.path.is_file() else self._files(problems)
+        files = [self.path] if self.path.is_file() else text_files(self.path, self.pattern, problems)
         if not files:
             raise NotReady(f"{self.path} has no file of the pattern {self.pattern!r}")
         splits = {file: split for file in files if len(files) > 1 and (split := split_named(file.name))}
@@ -76,19 +74,6 @@ class Lm(LanguageModelling):
                 f"files of {self.path} have splits in their names, but {', '.join(unnamed[:5])} has none: rename it, or set pattern"
             )
         return self.encode_documents(self._cut(files) if unnamed else partial(_documents, splits), problems)
-
-    def _files(self, problems: Problems) -> list[Path]:
-        """Files of the folder in the order of their names. Empty ones have no text."""
-        files = []
-        for entry in entries(self.path):
-            name = PurePosixPath(entry.name)
-            if any(part.startswith(".") for part in name.parts) or not (fnmatch(name.name, self.pattern) or entry.hides):
-                continue
-            if entry.kind != "file":
-                problems.add(BadItem(entry.place, None, f"it is {entry.kind}"))
-            elif entry.size:
-                files.append(self.path / name)
-        return sorted(files)
 
     def _cut(self, files: list[Path]) -> Documents:
         """Documents that are cut where a split ends; a split must have a line at least."""

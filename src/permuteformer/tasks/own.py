@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from permuteformer.registry import unknown
 from permuteformer.tasks.base import Batch, Classification, NotReady, Source
 from permuteformer.tasks.prepare import Row
+from permuteformer.tasks.readers.entries import entries
 from permuteformer.tasks.readers.problems import BadItem, Problems, printable
 from permuteformer.tasks.readers.tables import ENDINGS, column_names, rows
 from permuteformer.tasks.splits import Splitter
@@ -147,8 +150,8 @@ class OwnTable(OwnClassification):
 
     def choices(self) -> dict[str, str]:
         given = sorted({split for split, _ in self.files if split})
-        splits = f"column {self.split}" if self.split else f"given ({', '.join(given)}), the rest made" if given else "made"
-        return {"label": f"column {self.label}", "splits": f"{splits}, seed {self.seed}"}
+        splits = f"column {self.split}" if self.split else f"files of {', '.join(given)}" if given else "made"
+        return {"label": f"column {self.label}", "splits": splits}
 
     def sources(self, folder: Path) -> Iterator[Source]:
         paths = tuple(path for _, path in self.files)
@@ -158,9 +161,9 @@ class OwnTable(OwnClassification):
         """Files that the tables lead to."""
         return ()
 
+    @abstractmethod
     def row(self, path: Path, row: Mapping[str, Any]) -> Row:
         """What is stored of a row of the table at ``path``; its label comes by itself."""
-        raise NotImplementedError
 
     def _read(self, problems: Problems) -> Iterator[tuple[str, Row]]:
         return self.deal(self._items(problems), problems, self._told())
@@ -169,17 +172,24 @@ class OwnTable(OwnClassification):
         if self.split is None:
             return Told(frozenset(split for split, _ in self.files if split))
         splits, labels = set(), {}
-        for path, _, row in self._rows(Problems(skip=True)):
-            named = SPLIT_NAMES.get(str(row.get(self.split)).lower())
-            if named is None:
-                raise ValueError(
-                    f"column {self.split!r} of {path} must be one of {', '.join(SPLIT_NAMES)}; there is "
-                    f"{printable(str(row.get(self.split)), 50)!r}: if it is not of splits, say split= (nothing)"
-                )
-            splits.add(named)
-            if named == "train" and (label := row.get(self.label)) is not None:
-                labels[label_name(label)] = True
+        for _, _, row in self._rows(Problems(skip=True)):
+            try:
+                split, label = self._split(row), label_name(row.get(self.label))
+            except ValueError:
+                continue  # complaints come in the second reading
+            splits.add(split)
+            if split == "train":
+                labels[label] = True
         return Told(frozenset(splits), tuple(labels))
+
+    def _split(self, row: Mapping[str, Any]) -> str:
+        value = str(row.get(str(self.split)))
+        if value.lower() not in SPLIT_NAMES:
+            raise ValueError(
+                f"column {self.split!r} must be one of {', '.join(SPLIT_NAMES)}; it is {printable(value, 50)!r}: if it is not of splits, "
+                "say split= (nothing)"
+            )
+        return SPLIT_NAMES[value.lower()]
 
     def _rows(self, problems: Problems) -> Iterator[tuple[Path, int, dict[str, Any]]]:
         for _, path in self.files:
@@ -190,7 +200,7 @@ class OwnTable(OwnClassification):
         splits = {path: split for split, path in self.files}
         for path, line, row in self._rows(problems):
             try:
-                split = splits[path] if self.split is None else SPLIT_NAMES[str(row.get(self.split)).lower()]
+                split = splits[path] if self.split is None else self._split(row)
                 identity = None if self.id is None else str(row.get(self.id))
                 yield Item(path, line, split, label_name(row.get(self.label)), self.row(path, row), identity)
             except ValueError as error:
@@ -225,6 +235,20 @@ def files_of_splits(path: str, validation: str | None, test: str | None, endings
         found = [(split or "train", file) for split, file in found]
     order = {None: 0, "train": 0, "validation": 1, "test": 2}
     return sorted(found, key=lambda entry: order[entry[0]])
+
+
+def text_files(folder: Path, pattern: str, problems: Problems) -> list[Path]:
+    """Files of a folder and its folders whose names are of the pattern, sorted. Hidden ones do not count, and empty ones have no text."""
+    files = []
+    for entry in entries(folder):
+        name = PurePosixPath(entry.name)
+        if any(part.startswith(".") for part in name.parts) or not (fnmatch(name.name, pattern) or entry.hides):
+            continue
+        if entry.kind != "file":
+            problems.add(BadItem(entry.place, None, f"it is {entry.kind}"))
+        elif entry.size:
+            files.append(folder / name)
+    return sorted(files)
 
 
 def split_named(name: str) -> str | None:

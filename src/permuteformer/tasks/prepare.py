@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from permuteformer.tasks.folders import AlreadyThere, new_folder, prepared_folder, read_json
+from permuteformer.tasks.folders import AlreadyThere, folder_lock, new_folder, prepared_folder, read_json
 from permuteformer.tasks.readers.problems import Problems
 from permuteformer.tasks.splits import hold_out
 
@@ -109,7 +109,9 @@ def prepare(task: Task, source: Source, progress: Callable[[int], None] | None =
     """
     folder = prepared_folder() / f"{task.name}-{_key(task, source)[:16]}"
     if folder.exists() and not _is_whole(folder):  # a disk that lost something, or a person who deleted it
-        shutil.rmtree(folder)
+        with folder_lock(folder):
+            if folder.exists() and not _is_whole(folder):  # nobody has mended it meanwhile
+                shutil.rmtree(folder)
     if not folder.exists():
         try:
             with new_folder(folder) as partial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from permuteformer.tasks.base import Task
+from permuteformer.tasks.folders import write_whole
 from permuteformer.tasks.readers.problems import printable
 
 SHEET_COLUMNS = 6
@@ -37,8 +39,7 @@ def samples(task: Task, split: str, count: int, seed: int = 0, characters: int =
     for n in sample(task, split, count, seed):
         item = items[n]
         texts = [_cut(text, characters) for text in task.words(item)]
-        number = task.collate([item]).labels
-        yield Sample(n, "" if task.kind == "lm" else task.labels[int(number)], texts)
+        yield Sample(n, "" if task.kind == "lm" else task.labels[int(task.collate([item]).labels)], texts)
 
 
 def contact_sheet(task: Task, split: str, count: int, path: Path, seed: int = 0) -> int:
@@ -64,7 +65,9 @@ def contact_sheet(task: Task, split: str, count: int, path: Path, seed: int = 0)
         sheet.paste(image, (x, y + CAPTION_PIXELS))
         label = task.labels[int(task.collate([item]).labels)]
         draw.text((x, y), f"{n}: {printable(label, 20)}".encode("ascii", "replace").decode(), fill=0)
-    sheet.save(path, format="PNG")
+    png = io.BytesIO()
+    sheet.save(png, format="PNG")
+    write_whole(path, png.getvalue())
     return len(numbers)
 
 

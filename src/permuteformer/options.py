@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -49,3 +53,25 @@ def _flag(value: str) -> bool:
     if value.lower() not in words:
         raise ValueError(value)
     return words[value.lower()]
+
+
+def argument_docs(kind: type) -> dict[str, str]:
+    """What the docstring of a class says of its constructor's arguments, under ``Args:``; a class without them has its parent's."""
+    told_by = next(parent for parent in kind.__mro__ if "Args:" in (parent.__doc__ or "") or parent is object)
+    arguments = (inspect.getdoc(told_by) or "").partition("Args:")[2]
+    found = re.findall(r"^    (\w+): (.*?)(?=^    \w+: |^\S|\Z)", arguments, re.MULTILINE | re.DOTALL)
+    return {name: _plain(text) for name, text in found}
+
+
+def attribute_docs(kind: type) -> dict[str, str]:
+    """The strings that stand after the fields of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: _plain(text.value.value)
+        for field, text in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("``", "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from permuteformer.tasks.classify import Classify
-from permuteformer.tasks.folders import data_folder, new_folder, prepared_folder
+from permuteformer.folders import data_folder, new_folder, prepared_folder
 
 
 def write(path: Path, count: int = 200) -> Path:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from permuteformer.cli import data, models
+from permuteformer.cli import data, models, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command(context_settings={"ignore_unknown_options": True})(train.train)
+app.command()(train.resume)
+app.command("eval")(train.evaluate)
+app.command()(train.fields)
+app.command("run-cell", hidden=True)(train.run_cell)
 app.command()(models.models)
 app.command()(models.convert)
 app.add_typer(data.app, name="data")

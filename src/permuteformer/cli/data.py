@@ -45,7 +45,7 @@ def list_tasks(data: Data = None) -> None:
     """What there is: every task, its licence, and whether its data is there."""
     from permuteformer.tasks import TASKS
     from permuteformer.tasks.catalogue import DOWNLOADS, find_download
-    from permuteformer.tasks.folders import data_folder
+    from permuteformer.folders import data_folder
     from permuteformer.tasks.generate import OFFICIAL
 
     table = Table(title=f"data folder: {data_folder(data)}", title_justify="left")
@@ -65,22 +65,18 @@ def options(name: Name) -> None:
     """The options of a task, for --set."""
     import inspect
 
+    from permuteformer.options import argument_docs
     from permuteformer.tasks import TASKS
 
     with errors_in_words():
         summary = (inspect.getdoc(TASKS[name]) or "").partition("Args:")[0]
-        told_by = next(kind for kind in TASKS[name].__mro__ if "Args:" in (kind.__doc__ or "") or kind is object)
-        arguments = (inspect.getdoc(told_by) or "").partition("Args:")[2]
         table = Table()
         for column in ("option", "type", "default", "what"):
             table.add_column(column, no_wrap=column == "option")
-        told = {
-            option: " ".join(text.split())
-            for option, text in re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", arguments, re.MULTILINE | re.DOTALL)
-        }
+        told = argument_docs(TASKS[name])
         for option in TASKS.options(name).values():
             default = "" if option.default is option.empty else repr(option.default)
-            table.add_row(option.name, str(option.annotation), default, Text(told.get(option.name, "").replace("``", "")))
+            table.add_row(option.name, str(option.annotation), default, Text(told.get(option.name, "")))
     say(summary.strip().replace("``", ""))
     console.print(table)
 
@@ -93,7 +89,7 @@ def fetch(
     """Download data: resumed where it broke off, checked, and there whole or not at all."""
     from permuteformer.tasks.catalogue import DOWNLOADS, find_download
     from permuteformer.tasks.fetch import fetch as run
-    from permuteformer.tasks.folders import data_folder
+    from permuteformer.folders import data_folder
     from permuteformer.tasks.transfer import FetchError
 
     if not name:
@@ -133,7 +129,7 @@ def generate(
 
     What was made is said in numbers at the end; docs/data.md has those of the official data beside them.
     """
-    from permuteformer.tasks.folders import data_folder
+    from permuteformer.folders import data_folder
     from permuteformer.tasks.generate import OFFICIAL
     from permuteformer.tasks.generate import generate as run
 

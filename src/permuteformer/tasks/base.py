@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from permuteformer.registry import Registry
-from permuteformer.tasks.folders import data_folder
+from permuteformer.folders import data_folder
 from permuteformer.tasks.inputs import Input
 from permuteformer.tasks.prepare import Items, Prepared, Row, prepare
 from permuteformer.tasks.readers.problems import Problems

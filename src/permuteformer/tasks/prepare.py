@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from permuteformer.tasks.folders import AlreadyThere, folder_lock, new_folder, prepared_folder, read_json
+from permuteformer.folders import AlreadyThere, folder_lock, new_folder, prepared_folder, read_json
 from permuteformer.tasks.readers.problems import Problems
 from permuteformer.tasks.splits import hold_out
 

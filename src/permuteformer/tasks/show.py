@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from permuteformer.tasks.base import Task
-from permuteformer.tasks.folders import write_whole
+from permuteformer.folders import write_whole
 from permuteformer.tasks.readers.problems import printable
 
 SHEET_COLUMNS = 6

@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from permuteformer.tasks.catalogue import RemoteFile
-from permuteformer.tasks.folders import read_json, write_json
+from permuteformer.folders import read_json, write_json
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from permuteformer.tasks.folders import new_folder
+from permuteformer.folders import new_folder
 from permuteformer.tasks.generators.parallel import pieces
 
 FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}

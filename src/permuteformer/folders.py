@@ -52,24 +52,30 @@ def new_folder(path: Path) -> Iterator[Path]:
     process left behind is removed by the next one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     with folder_lock(path):
         if path.exists():
             raise AlreadyThere(f"{path} is there already; delete it, or move it away")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
+        with whole_folder(path) as partial:
             yield partial
-            _flush_all(partial)
-            partial.rename(path)
-            flush(path.parent)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                hint = "make room, or choose another folder with --data or PERMUTEFORMER_CACHE"
-                raise OSError(error.errno, f"the disk is full, and nothing is kept of {path}: {hint}") from error
-            raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """The same without a lock, for one process at a time."""
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _flush_all(partial)
+        partial.rename(path)
+        flush(path.parent)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise OSError(error.errno, f"the disk is full, and nothing is kept of {path}: make room, or choose another folder") from error
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

@@ -1,0 +1,87 @@
+"""The paper in small, on data that needs no download, in minutes on two cores: what ``make run`` runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from permuteformer.experiments.plan import Column, Plan, Table
+from permuteformer.experiments.wikitext import ALSO, ROWS, longer
+
+LENGTH = 256
+
+LM_SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "hidden_dropout": 0.0,
+}
+LM_SETTINGS: dict[str, Any] = {
+    "steps": 300,
+    "batch_size": 16,
+    "learning_rate": 2e-3,
+    "warmup_steps": 50,
+    "adam_beta2": 0.98,
+    "evaluate_every": 50,
+    "validation_items": 48,
+    "test_items": 128,
+    "test_lengths": longer(LENGTH),
+}
+
+TABLE4 = Table(
+    name="4",
+    title="perplexity of a byte, on Python's help",
+    rows=ROWS,
+    columns=(
+        Column(
+            name="lm",
+            task="lm-bytes",
+            model="{row}",
+            task_options={"length": LENGTH, "context": LENGTH // 2},
+            model_fields=LM_SIZES,
+            settings=LM_SETTINGS,
+        ),
+    ),
+)
+
+IMAGE_SIZES: dict[str, Any] = {"hidden_dropout": 0.1}
+
+TABLE1 = Table(
+    name="1",
+    title="accuracy on hand-written digits, 8 x 8",
+    rows=("performer", "permuteformer", "permuteformer-1d"),
+    columns=(
+        Column(
+            name="digits",
+            task="digits",
+            model="{row}-image",
+            model_fields=IMAGE_SIZES,
+            settings={"epochs": 10, "batch_size": 32, "learning_rate": 3e-3, "warmup_steps": 100},
+        ),
+    ),
+)
+
+
+def speed_columns(lengths: tuple[int, ...], **settings: Any) -> tuple[Column, ...]:
+    """Training steps of language models at growing lengths, the same number of tokens each."""
+    return tuple(
+        Column(
+            name=str(length),
+            task="lm-bytes",
+            model="{row}",
+            model_fields=LM_SIZES,
+            settings={"kind": "training", "length": length, "batch_size": max(lengths) // length, "repeats": 2, **settings},
+        )
+        for length in lengths
+    )
+
+
+SPEED = Table(
+    name="speed",
+    title="a training step against the length",
+    rows=("transformer-lm", "performer-lm", "permuteformer-lm"),
+    columns=speed_columns((512, 1024, 2048, 4096)),
+    kind="measurement",
+)
+
+PLAN = Plan(name="quick", title="minutes on two cores, on data that comes along", tables=(TABLE4, TABLE1, SPEED), seeds=1, also=ALSO)

@@ -1,0 +1,113 @@
+"""The paper's tables on real data, sized for hours on two cores.
+
+Learning rates were tuned on the Transformer's row alone, as in the paper.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from permuteformer.experiments import lra, wikitext
+from permuteformer.experiments.plan import Column, Plan, Table
+from permuteformer.experiments.quick import LM_SIZES, speed_columns
+
+LENGTH = 512
+
+ENCODER_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "hidden_dropout": 0.1,
+}
+EVALUATION: dict[str, Any] = {"validation_items": 1000, "test_items": 4000}
+
+TABLE1 = Table(
+    name="1",
+    title="accuracy, in small",
+    rows=lra.ROWS,
+    columns=(
+        lra.column(
+            "text",
+            task_options={"max_length": 1024},
+            model_fields=ENCODER_SIZES,
+            settings={"batch_size": 16, "epochs": 1, "learning_rate": 1e-3, "warmup_steps": 200, "evaluate_every": 300, **EVALUATION},
+        ),
+        lra.column(
+            "retrieval",
+            task_options={"max_length": 1024},
+            model_fields=ENCODER_SIZES,
+            settings={"batch_size": 16, "epochs": 1, "learning_rate": 1e-3, "warmup_steps": 200, "evaluate_every": 250, **EVALUATION},
+        ),
+        lra.column(
+            "image",
+            model_fields=ENCODER_SIZES,
+            settings={
+                "batch_size": 32,
+                "epochs": 1,
+                "train_items": 20_000,
+                "learning_rate": 1e-3,
+                "warmup_steps": 100,
+                "evaluate_every": 200,
+                **EVALUATION,
+            },
+        ),
+        lra.column(
+            "pathfinder",
+            task_options={"level": "easy"},
+            model_fields=ENCODER_SIZES,
+            settings={"batch_size": 32, "epochs": 1, "learning_rate": 1e-3, "warmup_steps": 200, "evaluate_every": 200, **EVALUATION},
+        ),
+    ),
+)
+
+TABLE2 = Table(
+    name="2",
+    title="training time for one epoch",
+    rows=lra.TABLE2.rows,
+    columns=tuple(lra.timed(name, "training", batch, 2) for name, batch in {"text": 1, "retrieval": 1, "image": 4, "pathfinder": 4}.items()),
+    kind="measurement",
+)
+TABLE3 = lra.TABLE3
+
+TABLE4 = Table(
+    name="4",
+    title="perplexity of a byte, on English Wikipedia",
+    rows=wikitext.ROWS,
+    columns=(
+        Column(
+            name="lm",
+            task="wiki-en",
+            model="{row}",
+            task_options={"unit": "bytes", "length": LENGTH, "context": LENGTH // 2},
+            model_fields=LM_SIZES,
+            settings={
+                "steps": 1000,
+                "batch_size": 8,
+                "learning_rate": 2e-3,
+                "warmup_steps": 100,
+                "adam_beta2": 0.98,
+                "evaluate_every": 100,
+                "validation_items": 100,
+                "test_items": 800,
+                "test_lengths": wikitext.longer(LENGTH),
+            },
+        ),
+    ),
+)
+
+SPEED = Table(
+    name="speed",
+    title="a training step against the length",
+    rows=("transformer-lm", "performer-lm", "permuteformer-lm"),
+    columns=speed_columns((512, 1024, 2048, 4096, 8192, 16_384), repeats=3),
+    kind="measurement",
+)
+
+PLAN = Plan(
+    name="small",
+    title="real data, hours on two cores",
+    tables=(TABLE4, TABLE1, TABLE2, TABLE3, SPEED),
+    seeds=3,
+    also=wikitext.ALSO,
+)

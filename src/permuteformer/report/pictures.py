@@ -1,0 +1,212 @@
+"""Figures of looks into models: how attention falls with distance, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from permuteformer.report.figure import INK, Figure, draw, legend, legend_height, style
+from permuteformer.report.groups import Group, shorten, slug
+from permuteformer.report.table import by_column
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+MOST_LAYERS = 12
+MOST_TOKENS_NAMED = 32
+
+
+def figures_of_looks(groups: Sequence[Group], left_out: list[str]) -> list[Figure]:
+    """The position kernels of all models of a task in one figure, then each model's kernels, maps of images and maps of attention.
+
+    Of several seeds the lowest that was looked into is shown. A look that does not have the shape it should is left out and told.
+    """
+    figures: list[Figure] = []
+    for column, of_it in by_column(group for group in groups if _look(group)).items():
+        first = of_it[0]
+        stem, task = slug("look", first.table, first.preset, column), first.column_title
+        kernels: list[tuple[Group, Array, Array]] = []
+        singles: list[Figure] = []
+        for group in of_it:
+            name, title = f"{stem}-{slug(group.row)}", f"{task}: {group.row_title}"
+            try:
+                kernel = _kernel(_look(group))
+                if kernel is not None:
+                    kernels.append((group, *kernel))
+                    singles.append(_kernel_figure(f"{name}-kernel", f"{title}, kernel by layer", *kernel))
+                singles += _grid_figure(f"{name}-grid", f"{title}, kernel in 2D", _look(group))
+                singles += _map_figure(f"{name}-attention", f"{title}, attention", _look(group))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                left_out.append(f"left out: the look into {group.first.run}, which is not of the known shape ({shorten(str(error), 120)})")
+        if len(kernels) > 1:
+            figures.append(_kernels_figure(f"{stem}-kernels", f"{task}: position kernels", kernels))
+        figures += singles
+    return figures
+
+
+def _look(group: Group) -> dict[str, Any]:
+    return next((dict(record.looks) for record in group.records if record.looks), {})
+
+
+def _kernel(look: dict[str, Any]) -> tuple[Array, Array] | None:
+    """Distances, and scores by layer, head and distance."""
+    kernel = look.get("kernel")
+    if not kernel:
+        return None
+    distances, layers = _array(kernel["distances"], 1), _array(kernel["layers"], 3)
+    if layers.shape[2] != len(distances):
+        raise ValueError(f"{len(distances)} distances and {layers.shape[2]} scores")
+    return distances, layers[:MOST_LAYERS]
+
+
+def _kernels_figure(name: str, title: str, kernels: Sequence[tuple[Group, Array, Array]]) -> Figure:
+    def paint(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        for place, (group, distances, layers) in enumerate(kernels):
+            look = style(group.row, place)
+            every = max(1, len(distances) // 8)
+            axes.plot(
+                distances,
+                layers.mean(axis=(0, 1)),
+                label=group.row_title,
+                color=look.color,
+                linestyle=look.dashes,
+                marker=look.marker,
+                markevery=(place * every // len(kernels), every),
+            )
+        _kernel_axes(axes, [layers.mean(axis=(0, 1)) for _, _, layers in kernels])
+        axes.set_xlabel("distance i − j (tokens)")
+        axes.set_ylabel("average attention weight")
+        legend(canvas, axes)
+
+    caption = "Attention weight at each distance between query i and key j, averaged over inputs, heads and layers."
+    return draw(name, title, caption, paint, 3.2 + legend_height([group.row_title for group, _, _ in kernels]))
+
+
+def _kernel_figure(name: str, title: str, distances: Array, layers: Array) -> Figure:
+    from matplotlib import colormaps
+
+    heads = layers.shape[1]
+    colors = colormaps["viridis"]([0.1 + 0.75 * head / max(1, heads - 1) for head in range(heads)])
+
+    def paint_layer(axes: Axes, layer: int) -> None:
+        for head in range(heads):
+            axes.plot(distances, layers[layer, head], color=colors[head], linewidth=0.9, alpha=0.9)
+        axes.plot(distances, layers[layer].mean(axis=0), color=INK, linewidth=1.8)
+        _kernel_axes(axes, list(layers[layer]))
+
+    many = f"its {heads} heads, from dark to light" if heads > 1 else "its one head"
+    caption = f"A panel a layer: thin lines are {many}, the thick line is their mean."
+    labels = ("distance i − j (tokens)", "average attention weight")
+    return _panels(name, title, caption, len(layers), paint_layer, labels, panel_height=1.45)
+
+
+def _kernel_axes(axes: Axes, lines: Sequence[Array]) -> None:
+    """Logarithmic where weights fall over more than a decade and are above zero."""
+    import numpy as np
+
+    values = np.concatenate(lines)
+    values = values[np.isfinite(values)]
+    if len(values) and values.min() > 0 and values.max() / values.min() > 20:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=max(values.min(), values.max() * 1e-6))
+    axes.margins(x=0.02)
+
+
+def _grid_figure(name: str, title: str, look: dict[str, Any]) -> list[Figure]:
+    grid = look.get("kernel_2d")
+    if not grid:
+        return []
+    rows, columns, layers = _array(grid["rows"], 1), _array(grid["columns"], 1), _array(grid["layers"], 4)[:MOST_LAYERS].mean(axis=1)
+    if layers.shape[1:] != (len(rows), len(columns)):
+        raise ValueError(f"a grid of {len(rows)} x {len(columns)} and weights of {layers.shape[1]} x {layers.shape[2]}")
+    extent = (columns[0] - 0.5, columns[-1] + 0.5, rows[-1] + 0.5, rows[0] - 0.5)
+    caption = "Average attention weight by how far the key is from the query, mean over heads; a panel a layer, the query in the middle."
+    return [_heat_figure(name, title, caption, layers, ("columns to the right (pixels)", "rows down (pixels)"), extent)]
+
+
+def _map_figure(name: str, title: str, look: dict[str, Any]) -> list[Figure]:
+    maps = look.get("maps")
+    if not maps or not maps.get("layers"):
+        return []
+    layers = _array(maps["layers"], 3)[:MOST_LAYERS]
+    tokens = [shorten(str(token), 8) for token in maps.get("tokens") or []]
+    named = tokens if len(tokens) == layers.shape[2] <= MOST_TOKENS_NAMED else []
+    caption = "Attention weights of one input, mean over heads; a panel a layer, a row a query."
+    return [_heat_figure(name, title, caption, layers, ("key j (token)", "query i (token)"), None, named)]
+
+
+def _heat_figure(
+    name: str,
+    title: str,
+    caption: str,
+    layers: Array,
+    labels: tuple[str, str],
+    extent: tuple[float, float, float, float] | None,
+    tokens: Sequence[str] = (),
+) -> Figure:
+    import numpy as np
+
+    finite = layers[np.isfinite(layers)]
+    top = float(np.quantile(finite, 0.995)) if finite.size else 1.0
+    top = top or float(finite.max(initial=0.0)) or 1.0
+    clipped = bool(finite.size and finite.max() > top)
+    images: list[Any] = []
+
+    def paint_layer(axes: Axes, layer: int) -> None:
+        axes.grid(visible=False)
+        images.append(axes.imshow(layers[layer], cmap="viridis", vmin=0, vmax=top, extent=extent, interpolation="nearest", aspect="equal"))
+        if tokens:
+            axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=5.5)
+            axes.set_yticks(range(len(tokens)), tokens, fontsize=5.5)
+
+    def finish(canvas: Canvas, every: Sequence[Axes]) -> None:
+        bar = canvas.colorbar(images[-1], ax=list(every), shrink=0.85, extend="max" if clipped else "neither")
+        bar.set_label("attention weight")
+        images.clear()
+
+    many = caption + (" The brightest weights, one in two hundred, are beyond the scale." if clipped else "")
+    return _panels(name, title, many, len(layers), paint_layer, labels, panel_height=2.0, finish=finish)
+
+
+def _panels(
+    name: str,
+    title: str,
+    caption: str,
+    count: int,
+    paint_layer: Callable[[Axes, int], None],
+    labels: tuple[str, str],
+    panel_height: float,
+    finish: Callable[[Canvas, Sequence[Axes]], None] | None = None,
+) -> Figure:
+    """A panel for each layer, two beside each other, with the same axes."""
+    columns = min(2, count)
+    lines = -(-count // columns)
+
+    def paint(canvas: Canvas) -> None:
+        every = canvas.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flatten().tolist()
+        for layer, axes in enumerate(every):
+            if layer >= count:
+                axes.set_visible(False)
+                continue
+            paint_layer(axes, layer)
+            axes.set_title(f"layer {layer + 1}")
+        canvas.supxlabel(labels[0], fontsize=9)
+        canvas.supylabel(labels[1], fontsize=9)
+        if finish is not None:
+            finish(canvas, every[:count])
+
+    return draw(name, title, caption, paint, 0.6 + panel_height * lines + (0.8 if columns == 1 else 0.0))
+
+
+def _array(values: Any, dimensions: int) -> Array:
+    import numpy as np
+
+    array: Array = np.asarray(values, dtype=np.float64)
+    if array.ndim != dimensions or not array.size:
+        raise ValueError(f"{dimensions} dimensions are needed, and there are {array.ndim}, of size {array.shape}")
+    return array

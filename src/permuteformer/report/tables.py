@@ -1,0 +1,172 @@
+"""Which tables there are: those of the paper, lengths, speed, and one's own runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from permuteformer.experiments.published import COLUMN_TITLES, TABLE1, TABLES, Number
+from permuteformer.report.agreement import Standing, compare
+from permuteformer.report.groups import OWN, Group, row_order, shorten, slug, unique
+from permuteformer.report.lengths import length_tables, speed_tables
+from permuteformer.report.notes import baselines_of, measurements_of, not_run, notes_of
+from permuteformer.report.quantities import EPOCH, LATENCY, PARAMETERS, TRAINING_MEMORY, TRAINING_TIME, VALIDATION, metric_quantity
+from permuteformer.report.table import (
+    SEEDS,
+    Cell,
+    Column,
+    Row,
+    Table,
+    add_ratios,
+    by_column,
+    cell_of,
+    mark_best,
+    paper_number,
+    rows_of,
+    sentence,
+    with_detail,
+    with_deviation,
+)
+
+TITLES = {
+    "1": "Table 1: accuracy on Long-Range Arena",
+    "2": "Table 2: training time",
+    "3": "Table 3: latency of inference",
+    "4": "Table 4: perplexity of language models",
+}
+AVERAGED = [column for column in next(iter(TABLE1.values())) if column != "average"]
+
+
+def build_tables(groups: Sequence[Group]) -> list[Table]:
+    """All tables that these runs fill, in the paper's order."""
+    tables: list[Table] = []
+    for (number, preset), members in groupby(groups, key=lambda group: (group.table, group.preset)):
+        of_it = list(members)
+        if number == OWN:
+            tables += [_own(of_it), *length_tables(of_it)]
+        elif not number.isdigit() and all(group.first.kind == "measurement" for group in of_it):
+            tables += speed_tables(number, preset, of_it)
+        else:
+            tables += [_of_paper(number, preset, of_it), *length_tables(of_it)]
+    taken: set[str] = set()
+    return [replace(table, name=unique(table.name, taken)) for table in tables]
+
+
+def _of_paper(table: str, preset: str, groups: Sequence[Group]) -> Table:
+    """A table with a quantity a column, and the paper's numbers where it has them."""
+    published = TABLES.get(table, {})
+    quantities = {"2": EPOCH, "3": LATENCY}
+    columns = [
+        Column(name, of_it[0].column_title, quantities.get(table) or metric_quantity(of_it[0].first))
+        for name, of_it in by_column(groups).items()
+    ]
+    if len({column.quantity.title for column in columns}) > 1:
+        columns = [replace(column, title=f"{column.title}, {column.quantity.title}") for column in columns]
+    rows = rows_of(groups)
+    names = [row.name for row in rows]
+    digits = 0 if table == "2" else 2
+    cells = {}
+    for group in groups:
+        column = next(column for column in columns if column.name == group.column)
+        cells[group.row, group.column] = cell_of(group, column.quantity, published.get(group.row, {}).get(group.column), digits)
+    if table == "1":
+        columns += _average(cells, names, columns, published)
+    for column in columns:
+        mark_best(cells, names, column)
+        if table in quantities:
+            add_ratios(cells, names, column)
+    agreement = compare(
+        Standing(column.title, row.leads[0], (cell.mean, cell.deviation), cell.paper)
+        for column in columns
+        if column.name != "average"
+        for row in rows
+        if (cell := cells.get((row.name, column.name))) and cell.mean is not None and cell.paper
+    )
+    return Table(
+        name=slug("table" if table.isdigit() else "", table, preset),
+        title=with_detail(TITLES.get(table, f"Table {shorten(table)}"), preset),
+        caption=_caption(table, columns, bool(published)),
+        columns=tuple(columns),
+        rows=tuple(rows),
+        cells=cells,
+        notes=(*notes_of(groups), *baselines_of(groups), *measurements_of(groups), *not_run(names, published)),
+        agreement=agreement,
+        groups=tuple(groups),
+    )
+
+
+def _average(
+    cells: dict[tuple[str, str], Cell], rows: Sequence[str], columns: Sequence[Column], published: Mapping[str, Mapping[str, Number]]
+) -> list[Column]:
+    """The paper's last column: the mean over its four tasks, for rows that have all four; deviations add up as independent ones do."""
+    quantity = next((column.quantity for column in columns if column.name in AVERAGED), None)
+    if quantity is None:
+        return []
+    for row in rows:
+        found = [cells.get((row, column)) for column in AVERAGED]
+        there = [cell for cell in found if cell is not None and cell.mean is not None]
+        if len(there) < len(AVERAGED):
+            continue
+        mean = sum(cell.mean or 0.0 for cell in there) / len(there)
+        spread = [cell.deviation for cell in there if cell.deviation is not None]
+        deviation = math.hypot(*spread) / len(there) if len(spread) == len(there) else None
+        paper = published.get(row, {}).get("average")
+        cells[row, "average"] = Cell(
+            text=with_deviation(mean, deviation, quantity),
+            mean=mean,
+            deviation=deviation,
+            count=min(cell.count for cell in there),
+            paper=paper,
+            paper_text="" if paper is None else paper_number(paper, 2),
+        )
+    return [Column("average", COLUMN_TITLES["average"], quantity)] if any(column == "average" for _, column in cells) else []
+
+
+def _own(groups: Sequence[Group]) -> Table:
+    """Runs that are in no table: one row each."""
+    columns = [
+        Column("test", "Test", VALIDATION),
+        Column("validation", "Best validation", VALIDATION),
+        *(Column(q.name, q.name.capitalize(), q) for q in (PARAMETERS, TRAINING_TIME, TRAINING_MEMORY)),
+    ]
+    cells: dict[tuple[str, str], Cell] = {}
+    rows = []
+    for group in sorted(groups, key=lambda group: (group.column, row_order(group.row))):
+        metric = metric_quantity(group.first)
+        name = f"{group.column}/{group.row}"
+        leads = (group.column_title, shorten(str(group.first.work.get("model", "?"))), shorten(group.settings), metric.title)
+        rows.append(Row(name, leads))
+        for column, quantity in zip(columns, (metric, *(column.quantity for column in columns[1:])), strict=True):
+            cells[name, column.name] = cell_of(group, quantity)
+    for task, members in groupby(groups, key=lambda group: group.column):
+        names = [f"{task}/{group.row}" for group in members]
+        better = next(metric_quantity(group.first) for group in groups if group.column == task)
+        mark_best(cells, names, Column("test", "Test", better))
+    with_settings = any(row.leads[2] for row in rows)
+    keep = (0, 1, 2, 3) if with_settings else (0, 1, 3)
+    headers = ("Task", "Model", "Settings", "Metric")
+    return Table(
+        name="own-runs",
+        title="Own runs",
+        caption=f"Runs that belong to no table of the paper. {SEEDS}",
+        leads=tuple(headers[i] for i in keep),
+        columns=tuple(columns),
+        rows=tuple(Row(row.name, tuple(row.leads[i] for i in keep)) for row in rows),
+        cells=cells,
+        notes=(*notes_of(groups), *baselines_of(groups)),
+        groups=tuple(groups),
+    )
+
+
+def _caption(table: str, columns: Sequence[Column], paper: bool) -> str:
+    quantity = columns[0].quantity
+    better = "Higher is better." if quantity.greater_is_better else "Lower is better."
+    split = "" if table in ("2", "3") else "Test "
+    same = len({column.quantity.title for column in columns}) == 1
+    parts = [sentence(f"{split}{quantity.title}."), better] if same else ["On the test split."]
+    parts.append("In parentheses the ratio to the Transformer." if table in ("2", "3") else SEEDS)
+    if paper:
+        parts.append("The paper's numbers are below ours.")
+    return " ".join(parts)

@@ -1,0 +1,126 @@
+"""All that training goes on from: weights, optimiser, random numbers, and how far it has come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+
+@dataclass
+class Cursor:
+    """How far a run has come."""
+
+    step: int = 0
+    """Updates made."""
+    seconds: float = 0.0
+    """Time of training, without evaluation and checkpoints."""
+    tokens: int = 0
+    best_step: int | None = None
+    best: dict[str, float] = field(default_factory=dict)
+    """Metrics of the best validation."""
+    loss: float = 0.0
+    """Sum of the loss since the last line of the record, weighted by what counted."""
+    counted: float = 0.0
+    lines_seconds: float = 0.0
+    """``seconds`` and ``tokens`` at the last line of the record."""
+    lines_tokens: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers, whole, in the memory of the computer; a tied one once. All processes must call it."""
+    return {name: _whole(value) for name, value in _own(model).items()}
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put weights and buffers in place."""
+    own = _own(model)
+    if set(own) != set(tensors):
+        raise ValueError(f"the weights are of another model: {', '.join(sorted(set(own) ^ set(tensors))[:3])} is only in one of them")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(_shared_out(tensors[name], value))
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Adam's moments and counts by the names of the weights. All processes must call it."""
+    return {
+        f"{name}/{key}": _whole(value)
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put Adam's state in place."""
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for name, value in tensors.items():
+        weight, _, key = name.rpartition("/")
+        like = parameters[weight]
+        moments = value.shape == like.shape
+        count = value.to(like.device if optimizer.defaults.get("fused") else "cpu")
+        optimizer.state[like][key] = (_shared_out(value, like) if moments else count).clone()
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator of random numbers of this process, as plain data."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Go on with random numbers where they were."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(_bytes(state["torch"]))
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all([_bytes(entry) for entry in state["cuda"]])
+
+
+def seed_all(seed: int) -> None:
+    """Begin all random numbers anew."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def _own(model: nn.Module) -> dict[str, Tensor]:
+    """What a model is loaded from: its parameters, each once, and its buffers that are saved."""
+    parameters = dict(model.named_parameters())
+    saved = {name for name, value in model.state_dict(keep_vars=True).items() if not isinstance(value, nn.Parameter)}
+    return {**parameters, **{name: value for name, value in model.named_buffers() if name in saved}}
+
+
+def _whole(value: Tensor) -> Tensor:
+    full: Tensor = value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
+    return full.cpu()
+
+
+def _shared_out(value: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor as the processes hold ``like``."""
+    value = value.to(like.device)
+    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value

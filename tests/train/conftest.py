@@ -1,0 +1,96 @@
+"""Run folders as training makes them, with weights that nobody trained; caches are their own."""
+
+import pytest
+import torch
+from small_data import ROWS, picture, write
+
+from permuteformer.experiments.base import Experiment
+from permuteformer.models.tokenizer import tokenizer_of_words
+from permuteformer.train.build import build_config, build_model, build_task
+from permuteformer.train.run import Run
+from permuteformer.train.saved import describe, load
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    for name in ("PERMUTEFORMER_DATA", "PERMUTEFORMER_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Makes a finished run: ``make_run(task, preset, {option: value}, field=value, …)`` is its folder."""
+
+    def make(name, preset, options=None, spread=0.5, **fields):
+        experiment = Experiment(task=name, model=preset, task_options=options or {}, model_fields={**SMALL, **fields}, steps=1)
+        task = build_task(name, experiment.task_options)
+        config = build_config(preset, experiment.model_fields, task)
+        folder = tmp_path / f"run-{len(list(tmp_path.glob('run-*')))}"
+        with Run(folder, experiment, {"cell": None, "task": describe(task), "config": config.to_dict()}):
+            model = build_model(config, task.kind)
+            with torch.no_grad():
+                for weight in model.parameters():  # far from each other, so that answers differ
+                    weight.add_(spread * torch.randn_like(weight) / weight.shape[-1] ** 0.5)
+            model.save_pretrained(folder / "model")
+            if getattr(task, "vocabulary", None):
+                tokenizer_of_words(task.vocabulary).save_pretrained(folder / "model")
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def text_run(make_run, tmp_path):
+    """A classifier of texts, of a table that is gone."""
+    table = tmp_path / "training.csv"
+    write(table, ROWS)
+    folder = make_run("classify", "permuteformer-text", {"path": str(table), "max_length": 64})
+    table.unlink()
+    return folder
+
+
+@pytest.fixture
+def pair_run(make_run, tmp_path):
+    """A matcher of texts whose columns have names of their own, of a table that is gone."""
+    table = tmp_path / "pairs.csv"
+    table.write_text("one,other,same\n" + "".join(f"a{n},b{n % 7},{'yes' if n % 2 else 'no'}\n" for n in range(60)))
+    folder = make_run("match", "permuteformer-retrieval", {"path": str(table), "first": "one", "second": "other", "label": "same"})
+    table.unlink()
+    return folder
+
+
+@pytest.fixture
+def image_run(make_run, tmp_path):
+    """A classifier of images of 6 x 6 pixels, of a folder that is there."""
+    pictures = tmp_path / "pictures"
+    for label in ("cat", "dog"):
+        (pictures / label).mkdir(parents=True)
+        for n in range(20):
+            (pictures / label / f"{n:02}.png").write_bytes(picture(12 * n + (label == "dog")))
+    return make_run("images", "permuteformer-image", {"path": str(pictures), "size": 6})
+
+
+@pytest.fixture
+def bytes_run(make_run):
+    """A language model of bytes."""
+    return make_run("lm-bytes", "permuteformer-lm", {"corpus": "topics", "length": 64, "context": 32})
+
+
+@pytest.fixture
+def words_run(make_run, tmp_path):
+    """A language model of words, of a text that is gone."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"the cat number {n} sat on a mat\n\nand slept\n" for n in range(100)))
+    folder = make_run("lm", "permuteformer-lm", {"path": str(text), "unit": "words", "length": 32, "context": 16})
+    text.unlink()
+    return folder
+
+
+@pytest.fixture
+def trained_text(text_run):
+    return load(text_run)

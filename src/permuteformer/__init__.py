@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from permuteformer.version import __version__
+
 if TYPE_CHECKING:
     from permuteformer.attention import ATTENTIONS, Attention, KVState, MultiHeadAttention, PermuteFormerAttention, build
     from permuteformer.models import (
@@ -67,11 +69,11 @@ __all__ = [
     "PermuteFormerForTokenClassification",
     "PermuteFormerModel",
     "PositionEncoding",
+    "__version__",
     "build",
     "feature_map",
     "linear_attention",
 ]
-__version__ = "0.1.0.dev0"
 
 
 def __getattr__(name: str) -> Any:

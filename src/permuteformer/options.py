@@ -9,6 +9,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 
@@ -67,9 +68,10 @@ def attribute_docs(kind: type) -> dict[str, str]:
     """The strings that stand after the fields of a dataclass."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
     return {
-        field.target.id: _plain(text.value.value)
-        for field, text in zip(body, body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        field.target.id: _plain(str(text.value.value))
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
 
 

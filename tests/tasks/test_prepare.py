@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from permuteformer.tasks.classify import Classify
 from permuteformer.folders import data_folder, new_folder, prepared_folder
+from permuteformer.tasks.classify import Classify
 
 
 def write(path: Path, count: int = 200) -> Path:

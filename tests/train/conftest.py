@@ -10,6 +10,14 @@ from permuteformer.train.build import build_config, build_model, build_task
 from permuteformer.train.run import Run
 from permuteformer.train.saved import describe, load
 
+SPEAKS = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "attention": {"name": "linear", "feature_multiplier": 4},
+    "tie_word_embeddings": False,
+}
+"""A language model whose permutations have a period of 62,832 tokens, and which does not repeat one token for ever."""
+
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
@@ -26,7 +34,7 @@ def cache(tmp_path_factory, monkeypatch):
 def make_run(tmp_path):
     """Makes a finished run: ``make_run(task, preset, {option: value}, field=value, …)`` is its folder."""
 
-    def make(name, preset, options=None, spread=0.5, **fields):
+    def make(name, preset, options=None, spread=1.5, **fields):
         experiment = Experiment(task=name, model=preset, task_options=options or {}, model_fields={**SMALL, **fields}, steps=1)
         task = build_task(name, experiment.task_options)
         config = build_config(preset, experiment.model_fields, task)
@@ -78,7 +86,7 @@ def image_run(make_run, tmp_path):
 @pytest.fixture
 def bytes_run(make_run):
     """A language model of bytes."""
-    return make_run("lm-bytes", "permuteformer-lm", {"corpus": "topics", "length": 64, "context": 32})
+    return make_run("lm-bytes", "permuteformer-lm", {"corpus": "topics", "length": 64, "context": 32}, **SPEAKS)
 
 
 @pytest.fixture
@@ -86,7 +94,7 @@ def words_run(make_run, tmp_path):
     """A language model of words, of a text that is gone."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"the cat number {n} sat on a mat\n\nand slept\n" for n in range(100)))
-    folder = make_run("lm", "permuteformer-lm", {"path": str(text), "unit": "words", "length": 32, "context": 16})
+    folder = make_run("lm", "permuteformer-lm", {"path": str(text), "unit": "words", "length": 32, "context": 16}, **SPEAKS)
     text.unlink()
     return folder
 

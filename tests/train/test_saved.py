@@ -125,7 +125,7 @@ def change(folder, **fields):
 
 
 def test_folders_that_are_none(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere: give one that permuteformer train made"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere: give one that permuteformer train made"):
         load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"is no run folder, there is no experiment\.json in it"):
         load(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -26,6 +27,11 @@ BLANK: Mapping[str, Any] = {
     "repeats": None,
     "seconds_per_epoch": None,
     "estimated": False,
+    "idle_memory_bytes": None,
+    "parameters": None,
+    "device": None,
+    "threads": None,
+    "malloc": None,
 }
 """Fields that every result has."""
 
@@ -89,10 +95,8 @@ def available_memory() -> int | None:
     except OSError:
         return None
     group = Path("/sys/fs/cgroup")
-    try:
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no such file, or "max"
-        pass
     return max(0, min(free)) if free else None
 
 

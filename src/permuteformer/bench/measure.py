@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from permuteformer.bench.apart import BLANK, OUT_OF_MEMORY, malloc_settings, ran
 from permuteformer.experiments.base import Measurement
 from permuteformer.models import PRESETS
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
-from permuteformer.tasks import Batch, Task
+from permuteformer.tasks import Batch
 from permuteformer.tasks.base import Classification
 from permuteformer.tasks.inputs import Values
 from permuteformer.tasks.language import LanguageModelling
 from permuteformer.tokens import PAPER
 from permuteformer.train.build import build_config, build_model, build_task, inputs, targets
+from permuteformer.train.environment import environment
+from permuteformer.train.limits import limit_memory
 
 
 def measure(measurement: Measurement, device: str | torch.device | None = None) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def measure(measurement: Measurement, device: str | torch.device | None = None) 
     with torch.random.fork_rng([chosen] if chosen.type == "cuda" else []):
         torch.manual_seed(0)
         items = random_items(measurement)
-        model = build_model(build_config(measurement.model, measurement.model_fields, cast(Task, items)), items.kind).to(chosen)
+        model = build_model(build_config(measurement.model, measurement.model_fields, items), items.kind).to(chosen)
         batch = items.batch(measurement.batch_size).to(chosen)
         step = STEPS[measurement.kind](model, batch, items.kind)
         if chosen.type == "cuda":
@@ -117,9 +119,7 @@ def random_items(measurement: Measurement) -> RandomItems:
     if isinstance(task, LanguageModelling):
         return RandomItems(task.name, task.kind, _vocabulary(measurement, task), length)
     if not isinstance(task, Classification):
-        raise TypeError(
-            f"task {task.name!r} must be of Classification, Matching or LanguageModelling to be measured; it is a {type(task).__name__}"
-        )
+        raise TypeError(f"task {task.name!r} cannot be measured: it must be a Classification, a Matching or a LanguageModelling")
     if task.grid is not None and length != task.max_length:
         height, width = task.grid
         raise ValueError(
@@ -210,7 +210,7 @@ def main() -> None:
         threading.Thread(target=_end_with_input, daemon=True).start()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    _limit(arguments.memory_bytes)
+    limit_memory(arguments.memory_bytes)
     try:
         result = measure(Measurement.from_json(json.loads(arguments.measurement)), arguments.device)
     except (RuntimeError, MemoryError) as error:
@@ -224,19 +224,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "malloc": malloc_settings(),
         }
-    sys.stdout.write(json.dumps(result) + "\n")
-
-
-def _limit(memory_bytes: int | None) -> None:
-    """Refuse more memory than that; and where the machine runs out, this process is the one to go."""
-    if memory_bytes is not None:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    try:
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        return
+    sys.stdout.write(json.dumps({**result, "environment": environment(device=str(result.get("device") or "cpu"))}) + "\n")
 
 
 def _end_with_input() -> None:

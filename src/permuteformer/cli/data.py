@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,9 +42,9 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same data.", mi
 @app.command("list")
 def list_tasks(data: Data = None) -> None:
     """What there is: every task, its licence, and whether its data is there."""
+    from permuteformer.folders import data_folder
     from permuteformer.tasks import TASKS
     from permuteformer.tasks.catalogue import DOWNLOADS, find_download
-    from permuteformer.folders import data_folder
     from permuteformer.tasks.generate import OFFICIAL
 
     table = Table(title=f"data folder: {data_folder(data)}", title_justify="left")
@@ -87,9 +86,9 @@ def fetch(
     data: Data = None,
 ) -> None:
     """Download data: resumed where it broke off, checked, and there whole or not at all."""
+    from permuteformer.folders import data_folder
     from permuteformer.tasks.catalogue import DOWNLOADS, find_download
     from permuteformer.tasks.fetch import fetch as run
-    from permuteformer.folders import data_folder
     from permuteformer.tasks.transfer import FetchError
 
     if not name:

@@ -14,9 +14,7 @@ from permuteformer.cli.terminal import console, errors_in_words, say
 
 Data = Annotated[Path | None, typer.Option(help="Data folder; else PERMUTEFORMER_DATA, else the user's cache.")]
 Shard = Annotated[bool, typer.Option("--shard", help="Share out weights and optimiser over the processes of torchrun (FSDP).")]
-Track = Annotated[
-    list[str] | None, typer.Option(help="Where else metrics go: tensorboard (unless told), wandb, none. May be repeated.")
-]
+Track = Annotated[list[str] | None, typer.Option(help="Where else metrics go: tensorboard (unless told), wandb, none. May be repeated.")]
 Workers = Annotated[int, typer.Option(help="Processes that make batches ahead.", min=0)]
 Minutes = Annotated[float, typer.Option(help="Save a checkpoint so often, besides at every validation.", min=0)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no bar.")]
@@ -25,10 +23,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no bar.")]
 def train(
     task: Annotated[str, typer.Argument(help="A task; `permuteformer data list` shows them.")],
     rest: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH] [--FIELD VALUE]...", help="Your file or folder, for classify, match, lm and images; any field.")
+        list[str] | None,
+        typer.Argument(metavar="[PATH] [--FIELD VALUE]...", help="Your file or folder, for own data; then any field."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="A preset; `permuteformer models` shows them. One that suits the task unless told.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Run folder; runs/TASK-MODEL-seedN unless told. A run that is there is gone on with.")] = None,
+    model: Annotated[str | None, typer.Option(help="A preset of `permuteformer models`; one that suits the task unless told.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder; runs/TASK-MODEL-seedN unless told. A run there is gone on with.")] = None,
     data: Data = None,
     shard: Shard = False,
     track: Track = None,
@@ -77,9 +76,11 @@ def run_cell(
 ) -> None:
     """Run one cell of a table: what `permuteformer reproduce` starts, a process each."""
     from permuteformer.experiments.base import Experiment
+    from permuteformer.train.limits import limit_memory
 
     with errors_in_words(*_errors()):
         content = json.loads(job.read_text())
+        limit_memory(content.get("memory_bytes"))
         _run(Experiment.from_json(content["experiment"]), Path(content["folder"]), content["cell"], data, False, None, 0, 10.0, True)
 
 

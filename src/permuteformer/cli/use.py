@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +50,7 @@ def predict(
     given = {"text": text_column, "first": first_column, "second": second_column, "image": image_column, "id": id_column}
     problems = Problems(skip=skip_bad)
     counts = {"items": 0, "cut": 0}
-    with errors_in_words(), _until_nobody_reads():
+    with errors_in_words(), _until_nobody_reads(), _warnings_as_notes():
         lines = lines_for(output)
         if output is not None and os.path.exists(output) and os.path.exists(file) and os.path.samefile(file, output):
             raise ValueError(f"output must be another file than the one that is read; it is {str(output)!r}")
@@ -94,7 +95,7 @@ def generate(
     from permuteformer.train.generate import generate as run_model
     from permuteformer.train.saved import load
 
-    with errors_in_words(), _until_nobody_reads():
+    with errors_in_words(), _until_nobody_reads(), _warnings_as_notes():
         if prompt is not None and prompt_file is not None:
             raise ValueError("give --prompt or --prompt-file, one of them")
         text = _read_prompt(prompt_file) if prompt_file is not None else prompt or ""
@@ -152,6 +153,14 @@ def _tell(text: str, style: str = "") -> None:
 
 
 @contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """What the model warns of, in words, without the line of code that says it."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _tell(f"note: {message}", style="yellow")
+        yield
+
+
+@contextmanager
 def _until_nobody_reads() -> Iterator[None]:
     """End without a word where the reader of a pipe has gone, as ``head`` does."""
     try:
@@ -165,6 +174,7 @@ def _until_nobody_reads() -> Iterator[None]:
 def _bar(title: str, total: int | None = None, shown: bool = True) -> Iterator[Callable[[int], None]]:
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*parts, console=console, transient=True, redirect_stdout=False, redirect_stderr=False, disable=not shown) as progress:
+    hidden = not (shown and console.is_terminal)  # Rich would write an empty line to a file
+    with Progress(*parts, console=console, transient=True, redirect_stdout=False, redirect_stderr=False, disable=hidden) as progress:
         bar = progress.add_task(title, total=total)
         yield lambda count: progress.advance(bar, count)

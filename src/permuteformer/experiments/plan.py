@@ -27,7 +27,7 @@ class Column:
 
     def work(self, kind: str, row: str, seed: int) -> Experiment | Measurement:
         """What is run for a row."""
-        shared = {
+        shared: dict[str, Any] = {
             "task": self.task,
             "model": self.model.format(row=self.same.get(row, row)),
             "task_options": self.task_options,

@@ -1,1 +1,7 @@
 """Reports: from run folders and results files to tables, figures and a page. It reads files, and needs no torch."""
+
+from permuteformer.report.content import Report, build_report
+from permuteformer.report.terminal import print_tables
+from permuteformer.report.write import write_report
+
+__all__ = ["Report", "build_report", "print_tables", "write_report"]

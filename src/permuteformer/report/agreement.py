@@ -86,7 +86,7 @@ def _words(one: Standing, other: Standing, *, named: bool) -> str:
     higher, lower = (one, other) if one.ours[0] > other.ours[0] else (other, one)
     column = f"{higher.column}: " if named else ""
     numbers = f"{_plain(higher.ours)} and {_plain(lower.ours)}, in the paper {_plain(higher.paper)} and {_plain(lower.paper)}"
-    return f"{column}{higher.row} is above {lower.row} ({numbers})"
+    return f"{column}{higher.row} is higher than {lower.row} ({numbers})"
 
 
 def _plain(number: Number) -> str:

@@ -8,8 +8,10 @@ import math
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from permuteformer.report.groups import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +24,7 @@ WIDTH = 5.0
 """Inches; narrow enough to be read on a telephone."""
 HEIGHT = 3.2
 LEGEND_LINE = 0.2
+LONGEST_LABEL = 48
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 BLUE, SKY, GREEN, VERMILION, PURPLE, ORANGE = "#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#e69f00"
@@ -84,10 +87,12 @@ class Figure:
 
     @property
     def svg_file(self) -> str:
-        """The SVG as a file of its own, dark where the reader's screen is."""
-        style = "<style>svg{color:#1a1b1c}@media(prefers-color-scheme:dark){svg{color:#e6e6e3}}</style>"
-        head, tail = self.svg.split(">", 1)
-        return f'<?xml version="1.0" encoding="utf-8"?>\n{head}>{style}{tail}\n'
+        """The SVG as a file of its own, on white: it may be shown on any ground."""
+        return '<?xml version="1.0" encoding="utf-8"?>\n' + self.svg.replace('style="', f'style="color:{INK};background:#fff;', 1) + "\n"
+
+    def renamed(self, name: str) -> Figure:
+        """The same under another name, which its ids begin with too."""
+        return replace(self, name=name, svg=self.svg.replace(f"{self.name}--", f"{name}--"))
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ def draw(name: str, title: str, caption: str, paint: Callable[[Canvas], None], h
         paint(canvas)
         drawn, png = io.StringIO(), io.BytesIO()
         canvas.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        canvas.set_layout_engine("none")  # it is laid out, and need not be once more
         canvas.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return Figure(name, title, caption, _for_page(drawn.getvalue(), name, title), png.getvalue())
 
@@ -125,15 +131,17 @@ def draw(name: str, title: str, caption: str, paint: Callable[[Canvas], None], h
 def legend(canvas: Canvas, axes: Axes) -> None:
     """A legend under the axes, where it hides no line."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = 1 if any(len(label) > 34 for label in labels) else 2
     if handles:
-        canvas.legend(handles, labels, loc="outside lower center", ncols=columns)
+        canvas.legend(handles, [shorten(label, LONGEST_LABEL) for label in labels], loc="outside lower center", ncols=_columns(labels))
 
 
 def legend_height(labels: list[str]) -> float:
     """Inches that the legend takes."""
-    columns = 1 if any(len(label) > 34 for label in labels) else 2
-    return LEGEND_LINE * -(-len(labels) // columns)
+    return LEGEND_LINE * -(-len(labels) // _columns(labels))
+
+
+def _columns(labels: list[str]) -> int:
+    return 1 if any(len(label) > LONGEST_LABEL // 2 + 10 for label in labels) else 2
 
 
 def log_ticks(axis: Axis, *, base_two: bool = False) -> None:
@@ -141,24 +149,21 @@ def log_ticks(axis: Axis, *, base_two: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     low, high = sorted(axis.get_view_interval())
-    decades = _decades(low, high)
+    decades = math.log10(high / low) if low > 0 else 0.0
     if base_two:
         axis.set_major_locator(LogLocator(base=2, numticks=9))
         axis.set_minor_locator(NullLocator())
     else:
-        subs = (1.0, 2.0, 3.0, 5.0, 7.0) if decades < 0.8 else (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
+        subs = (1.0, 2.0, 3.0, 5.0, 7.0) if decades < 1.3 else (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
         axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:.3g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def _decades(low: float, high: float) -> float:
-    return math.log10(high / low) if low > 0 and high > 0 else 0.0
-
-
 def _for_page(svg: str, name: str, title: str) -> str:
     """One element: no prologue, ids that no other figure has, text in the page's font, ink in the page's colour."""
     svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"\s*<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\s*<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}--\1"', svg)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from permuteformer.report.groups import OWN, Group, column_order, shorten, slug
 from permuteformer.report.notes import notes_of
-from permuteformer.report.quantities import MEMORY, SECONDS, metric_of, metric_quantity
+from permuteformer.report.quantities import MEMORY, TOKEN, metric_of, metric_quantity
 from permuteformer.report.records import Record, number
 from permuteformer.report.table import (
     NOT_FINITE,
@@ -45,7 +45,7 @@ def length_tables(groups: Sequence[Group]) -> list[Table]:
             for column, t in zip(columns, times, strict=True):
                 if t in found[group.row]:
                     cell = cell_of_values(found[group.row][t], quantity)
-                    cells[group.row, column.name] = replace(cell, anchor=group.anchor)
+                    cells[group.row, column.name] = replace(cell, anchor=group.anchor, counted=True)
         rows = rows_of(tested_groups)
         for column in columns:
             mark_best(cells, [row.name for row in rows], column)
@@ -54,7 +54,7 @@ def length_tables(groups: Sequence[Group]) -> list[Table]:
         tables.append(
             Table(
                 name=slug(LENGTHS, first.table, first.preset, first.column),
-                title=with_detail(f"Beyond the trained length: {first.column_title}", where, first.preset),
+                title=with_detail(f"Beyond the trained length: {first.column_title}", where, first.preset and f"preset {first.preset}"),
                 caption=f"Test {quantity.title} at multiples of the length that was trained. {SEEDS}",
                 columns=tuple(columns),
                 rows=tuple(rows),
@@ -96,7 +96,7 @@ def speed_tables(table: str, preset: str, groups: Sequence[Group]) -> list[Table
     for kind in sorted({str(group.first.work.get("kind", "")) for group in groups}):
         of_it = [group for group in groups if str(group.first.work.get("kind", "")) == kind]
         what = {"training": "a training step", "inference": "a batch forwards"}.get(kind, "")
-        for quantity, title in ((SECONDS, "Time by length"), (MEMORY, "Memory by length")):
+        for quantity, title in ((TOKEN, "Time by length"), (MEMORY, "Memory by length")):
             columns = [
                 Column(name, f"{int(name):,}" if name.isdecimal() else shorten(name), quantity)
                 for name in sorted({group.column for group in of_it}, key=column_order)
@@ -108,11 +108,12 @@ def speed_tables(table: str, preset: str, groups: Sequence[Group]) -> list[Table
                 add_ratios(cells, [row.name for row in rows], column)
             if not any(cell.mean is not None for cell in cells.values()):
                 continue
+            name = title if table == SPEED else f"{shorten(table)}: {title.lower()}"
             caption = f"{sentence(quantity.title)}{f' of {what}' if what else ''}; columns are tokens of a sequence. Lower is better."
             tables.append(
                 Table(
-                    name=slug(table, quantity.name, kind, preset),
-                    title=with_detail(title if table == SPEED else f"{shorten(table)}: {title.lower()}", kind, preset),
+                    name=slug(table, quantity.name, kind, preset and f"preset {preset}"),
+                    title=with_detail(name, kind, preset and f"preset {preset}"),
                     caption=caption,
                     columns=tuple(columns),
                     rows=tuple(rows),
@@ -126,13 +127,16 @@ def speed_tables(table: str, preset: str, groups: Sequence[Group]) -> list[Table
     return tables
 
 
-def _how(groups: Iterable[Group]) -> list[str]:
+def _how(groups: Sequence[Group]) -> list[str]:
     """Batches and devices of measurements at several lengths, in one line."""
-    batches = sorted({int(batch) for group in groups if (batch := number(group.first.work.get("batch_size")))})
+    sizes = sorted(
+        {
+            (int(length), int(batch))
+            for group in groups
+            if (batch := number(group.first.work.get("batch_size"))) and (length := number(group.first.work.get("length")))
+        }
+    )
     devices = sorted({str(group.first.environment.get("device")) for group in groups if group.first.environment.get("device")})
-    parts = [
-        f"batch of {' or '.join(f'{batch:,}' for batch in batches)}" if batches else "",
-        f"on {' and '.join(devices)}" if devices else "",
-    ]
-    told = ", ".join(part for part in parts if part)
-    return [f"Best of several repeats, {told}."] if told else []
+    batches = f"batches of {', '.join(f'{batch:,} × {length:,}' for length, batch in sizes)} tokens" if sizes else ""
+    told = ", ".join(part for part in (batches, f"on {' and '.join(devices)}" if devices else "") if part)
+    return [f"Best of the repeats; {told}."] if told else []

@@ -44,7 +44,7 @@ def load(inputs: Sequence[str | os.PathLike[str]]) -> Loaded:
             raise ValueError(f"there are no runs in {given}: {shape}{reasons}")
         found += of_it
     records = _one_a_run(found, left_out)
-    return Loaded(tuple(records), tuple(dict.fromkeys(left_out)))
+    return Loaded(tuple(records), tuple(dict.fromkeys(map(printable, left_out))))
 
 
 def read_run(folder: Path, name: str | None = None) -> Record:
@@ -169,7 +169,7 @@ def _with_looks(records: list[Record], file: Path, left_out: list[str]) -> Itera
 
 
 def _one_a_run(found: Sequence[Record], left_out: list[str]) -> list[Record]:
-    """Of records of the same run the one that was started last, as it was met first."""
+    """Of records of the same run the one that was started last; of its folder and its line in a results file the folder, which has more."""
     kept: dict[tuple[Any, ...], Record] = {}
     for record in found:
         key: tuple[Any, ...]
@@ -180,13 +180,17 @@ def _one_a_run(found: Sequence[Record], left_out: list[str]) -> list[Record]:
         other = kept.setdefault(key, record)
         if other is record or _resolved(other.path) == _resolved(record.path):
             continue
-        older, newer = sorted((other, record), key=lambda one: (one.started, one.status == "finished", one is other))
+        older, newer = sorted((other, record), key=_worth)
         kept[key] = newer
         if older.started != newer.started:
             left_out.append(f"left out: {older.path} is an older run of {older.run} than {newer.path}")
         elif older.result != newer.result:
             left_out.append(f"left out: {older.path} and {newer.path} are both of {older.run} and differ; the latter counts")
     return list(kept.values())
+
+
+def _worth(record: Record) -> tuple[str, bool, bool]:
+    return record.started, record.status == "finished", os.path.isdir(record.path)
 
 
 def _resolved(path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from permuteformer.report.figure import INK, Figure, draw, legend, legend_height, style
+from permuteformer.report.figure import INK, Figure, draw, legend, legend_height, log_ticks, style
 from permuteformer.report.groups import Group, shorten, slug
 from permuteformer.report.table import by_column
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
 MOST_LAYERS = 12
-MOST_TOKENS_NAMED = 32
+MOST_TOKENS_NAMED = 24
 
 
 def figures_of_looks(groups: Sequence[Group], left_out: list[str]) -> list[Figure]:
@@ -34,10 +34,13 @@ def figures_of_looks(groups: Sequence[Group], left_out: list[str]) -> list[Figur
         for group in of_it:
             name, title = f"{stem}-{slug(group.row)}", f"{task}: {group.row_title}"
             try:
+                if _look(group).get("reason"):
+                    left_out.append(f"left out: the look into {group.first.run}, which has no weights ({_look(group)['reason']})")
                 kernel = _kernel(_look(group))
                 if kernel is not None:
                     kernels.append((group, *kernel))
-                    singles.append(_kernel_figure(f"{name}-kernel", f"{title}, kernel by layer", *kernel))
+                    sums = bool(_look(group)["kernel"].get("normalised", True))
+                    singles.append(_kernel_figure(f"{name}-kernel", f"{title}, kernel by layer", *kernel, sums_to_one=sums))
                 singles += _grid_figure(f"{name}-grid", f"{title}, kernel in 2D", _look(group))
                 singles += _map_figure(f"{name}-attention", f"{title}, attention", _look(group))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -87,11 +90,11 @@ def _kernels_figure(name: str, title: str, kernels: Sequence[tuple[Group, Array,
     return draw(name, title, caption, paint, 3.2 + legend_height([group.row_title for group, _, _ in kernels]))
 
 
-def _kernel_figure(name: str, title: str, distances: Array, layers: Array) -> Figure:
+def _kernel_figure(name: str, title: str, distances: Array, layers: Array, *, sums_to_one: bool) -> Figure:
     from matplotlib import colormaps
 
     heads = layers.shape[1]
-    colors = colormaps["viridis"]([0.1 + 0.75 * head / max(1, heads - 1) for head in range(heads)])
+    colors = colormaps["viridis"]([0.3 + 0.5 * head / max(1, heads - 1) for head in range(heads)])
 
     def paint_layer(axes: Axes, layer: int) -> None:
         for head in range(heads):
@@ -99,8 +102,9 @@ def _kernel_figure(name: str, title: str, distances: Array, layers: Array) -> Fi
         axes.plot(distances, layers[layer].mean(axis=0), color=INK, linewidth=1.8)
         _kernel_axes(axes, list(layers[layer]))
 
-    many = f"its {heads} heads, from dark to light" if heads > 1 else "its one head"
+    many = f"its {heads} heads, from blue to green" if heads > 1 else "its one head"
     caption = f"A panel a layer: thin lines are {many}, the thick line is their mean."
+    caption += "" if sums_to_one else " Here the weights of a query do not add up to 1."
     labels = ("distance i − j (tokens)", "average attention weight")
     return _panels(name, title, caption, len(layers), paint_layer, labels, panel_height=1.45)
 
@@ -114,6 +118,7 @@ def _kernel_axes(axes: Axes, lines: Sequence[Array]) -> None:
     if len(values) and values.min() > 0 and values.max() / values.min() > 20:
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(values.min(), values.max() * 1e-6))
+        log_ticks(axes.yaxis)
     axes.margins(x=0.02)
 
 
@@ -125,8 +130,8 @@ def _grid_figure(name: str, title: str, look: dict[str, Any]) -> list[Figure]:
     if layers.shape[1:] != (len(rows), len(columns)):
         raise ValueError(f"a grid of {len(rows)} x {len(columns)} and weights of {layers.shape[1]} x {layers.shape[2]}")
     extent = (columns[0] - 0.5, columns[-1] + 0.5, rows[-1] + 0.5, rows[0] - 0.5)
-    caption = "Average attention weight by how far the key is from the query, mean over heads; a panel a layer, the query in the middle."
-    return [_heat_figure(name, title, caption, layers, ("columns to the right (pixels)", "rows down (pixels)"), extent)]
+    caption = "Average attention weight by how many rows and columns query i is from key j, mean over heads; a panel a layer."
+    return [_heat_figure(name, title, caption, layers, ("column of i − column of j (pixels)", "row of i − row of j (pixels)"), extent)]
 
 
 def _map_figure(name: str, title: str, look: dict[str, Any]) -> list[Figure]:
@@ -152,17 +157,20 @@ def _heat_figure(
     import numpy as np
 
     finite = layers[np.isfinite(layers)]
-    top = float(np.quantile(finite, 0.995)) if finite.size else 1.0
-    top = top or float(finite.max(initial=0.0)) or 1.0
+    low, top = (float(value) for value in np.quantile(finite, (0.005, 0.995))) if finite.size else (0.0, 1.0)
+    low = min(low, 0.0)  # weights may be negative where the normaliser is another one
+    top = top if top > low else float(finite.max(initial=low)) or low + 1.0
     clipped = bool(finite.size and finite.max() > top)
     images: list[Any] = []
 
     def paint_layer(axes: Axes, layer: int) -> None:
         axes.grid(visible=False)
-        images.append(axes.imshow(layers[layer], cmap="viridis", vmin=0, vmax=top, extent=extent, interpolation="nearest", aspect="equal"))
+        images.append(
+            axes.imshow(layers[layer], cmap="viridis", vmin=low, vmax=top, extent=extent, interpolation="nearest", aspect="equal")
+        )
         if tokens:
-            axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=5.5)
-            axes.set_yticks(range(len(tokens)), tokens, fontsize=5.5)
+            axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
+            axes.set_yticks(range(len(tokens)), tokens, fontsize=6)
 
     def finish(canvas: Canvas, every: Sequence[Axes]) -> None:
         bar = canvas.colorbar(images[-1], ax=list(every), shrink=0.85, extend="max" if clipped else "neither")

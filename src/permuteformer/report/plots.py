@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from permuteformer.experiments.published import FIGURE2, ROW_TITLES
 from permuteformer.report.figure import HEIGHT, INK, Figure, Style, draw, legend, legend_height, log_ticks, style
-from permuteformer.report.groups import Group, slug
+from permuteformer.report.groups import Group, shorten, slug
 from permuteformer.report.quantities import metric_of, metric_quantity
 from permuteformer.report.records import Record, number
 from permuteformer.report.table import Table, by_column, sentence
@@ -152,7 +152,7 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
             color = style(group.row, place).color
             axes.barh(place, cell.mean or 0.0, color=color, alpha=0.8, height=0.62, xerr=cell.deviation, ecolor=INK, capsize=2.5)
             if cell.mean is None:
-                axes.text(1, place, cell.text, va="center", fontstyle="italic")
+                axes.annotate(cell.text, (0, place), (5, 0), textcoords="offset points", va="center", fontstyle="italic")
             if cell.paper:
                 axes.plot(
                     cell.paper[0],
@@ -166,8 +166,8 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
                 )
         for i, (word, value) in enumerate(baselines.items()):
             dashes = (":", "--", "-.")[i % 3]
-            axes.axvline(value * factor, color=INK, linestyle=dashes, linewidth=1, label=f"{word} (no model)")
-        axes.set_yticks(range(len(rows)), [group.row_title for group, _ in rows])
+            axes.axvline(value * factor, color=INK, linestyle=dashes, linewidth=1, label=f"{shorten(str(word), 26)} (no model)")
+        axes.set_yticks(range(len(rows)), [shorten(group.row_title, 34) for group, _ in rows])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"test {quantity.title}")

@@ -22,6 +22,8 @@ class Quantity:
     show: Callable[[float], str]
     """As people read it, without the unit."""
     greater_is_better: bool = False
+    varies: bool = True
+    """Whether its deviation over seeds is of interest."""
 
     @property
     def title(self) -> str:
@@ -96,11 +98,17 @@ def _validation(record: Record) -> float | None:
     return metric_of(record, record.result.get("validation"))
 
 
+def _a_token(record: Record) -> float | None:
+    """Microseconds a token: batches of different sizes and lengths can be compared."""
+    sequence, length = _measured("seconds_best", 1e6, each=True)(record), number(record.work.get("length"))
+    return None if sequence is None or not length else sequence / length
+
+
 EPOCH = Quantity("training time an epoch", "s", _measured("seconds_per_epoch"), significant)
 LATENCY = Quantity("latency a sample", "ms", _measured("seconds_best", 1e3, each=True), significant)
-SECONDS = Quantity("time", "ms", _measured("seconds_best", 1e3), significant)
+TOKEN = Quantity("time a token", "µs", _a_token, significant)
 MEMORY = Quantity("peak memory", "MB", _measured("peak_memory_bytes", 1e-6), significant)
-PARAMETERS = Quantity("parameters", "", lambda record: number(record.parameters), lambda value: f"{value:,.0f}")
-TRAINING_TIME = Quantity("training time", "", _measured("seconds"), duration)
-TRAINING_MEMORY = Quantity("peak memory", "", _measured("peak_memory_bytes"), lambda value: size_in_words(int(value)))
+PARAMETERS = Quantity("parameters", "", lambda record: number(record.parameters), lambda value: f"{value:,.0f}", varies=False)
+TRAINING_TIME = Quantity("training time", "", _measured("seconds"), duration, varies=False)
+TRAINING_MEMORY = Quantity("peak memory", "", _measured("peak_memory_bytes"), lambda value: size_in_words(int(value)), varies=False)
 VALIDATION = Quantity("validation", "", _validation, fixed)

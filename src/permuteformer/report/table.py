@@ -40,6 +40,25 @@ class Cell:
     """Of its column, as it is shown."""
     anchor: str = ""
     """Of its runs."""
+    counted: bool = False
+    """Whether its number of seeds is of interest."""
+
+    @property
+    def detail(self) -> str:
+        """What stands behind it in parentheses: the ratio to the Transformer, or the number of seeds."""
+        if self.ratio is not None:
+            return f"({times(self.ratio)})"
+        return f"({self.count})" if self.counted and self.count else ""
+
+    @property
+    def paper_shown(self) -> str:
+        """The paper's number, and its ratio."""
+        return self.paper_text + (f" ({times(self.paper_ratio)})" if self.paper_ratio is not None else "")
+
+    @property
+    def under(self) -> list[str]:
+        """Lines that stand under it: what must be known, and the paper's number."""
+        return [*([self.remark] if self.remark else []), *([f"paper {self.paper_shown}"] if self.paper_text else [])]
 
 
 EMPTY = Cell()
@@ -107,6 +126,7 @@ def cell_of(group: Group, quantity: Quantity, paper: Number | None = None, paper
         cell,
         remark=", ".join(filter(None, remarks)),
         anchor=group.anchor,
+        counted=quantity.varies and group.first.kind == "training",
         paper=paper,
         paper_text="" if paper is None else paper_number(paper, paper_digits),
     )
@@ -134,7 +154,7 @@ def failure(record: Record) -> str:
 
 def with_deviation(mean: float, deviation: float | None, quantity: Quantity) -> str:
     """Mean and deviation as one text."""
-    return quantity.show(mean) if deviation is None else f"{quantity.show(mean)} ± {quantity.show(deviation)}"
+    return quantity.show(mean) if deviation is None or not quantity.varies else f"{quantity.show(mean)} ± {quantity.show(deviation)}"
 
 
 def paper_number(number: Number, digits: int) -> str:
@@ -172,6 +192,15 @@ def with_detail(title: str, *details: str) -> str:
     """A title, and in parentheses what sets the table apart."""
     told = shorten(", ".join(filter(None, details)))
     return f"{title} ({told})" if told else title
+
+
+def times(ratio: float) -> str:
+    """A ratio to three digits.
+
+    >>> times(0.5782), times(45.96), times(142.2)
+    ('0.58×', '46.0×', '142×')
+    """
+    return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.1f}×" if ratio < 100 else f"{ratio:,.0f}×"
 
 
 def sentence(text: str) -> str:

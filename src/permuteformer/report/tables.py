@@ -31,7 +31,7 @@ from permuteformer.report.table import (
 )
 
 TITLES = {
-    "1": "Table 1: accuracy on Long-Range Arena",
+    "1": "Table 1: accuracy",
     "2": "Table 2: training time",
     "3": "Table 3: latency of inference",
     "4": "Table 4: perplexity of language models",
@@ -84,14 +84,15 @@ def _of_paper(table: str, preset: str, groups: Sequence[Group]) -> Table:
         for row in rows
         if (cell := cells.get((row.name, column.name))) and cell.mean is not None and cell.paper
     )
+    notes = measurements_of(groups) if table in quantities else notes_of(groups) + baselines_of(groups)
     return Table(
         name=slug("table" if table.isdigit() else "", table, preset),
-        title=with_detail(TITLES.get(table, f"Table {shorten(table)}"), preset),
-        caption=_caption(table, columns, bool(published)),
+        title=with_detail(_title(table, arena=any(column.name in AVERAGED for column in columns)), preset and f"preset {preset}"),
+        caption=_caption(table, columns, any(cell.paper for cell in cells.values())),
         columns=tuple(columns),
         rows=tuple(rows),
         cells=cells,
-        notes=(*notes_of(groups), *baselines_of(groups), *measurements_of(groups), *not_run(names, published)),
+        notes=(*notes, *(not_run(names, published) if agreement else [])),
         agreement=agreement,
         groups=tuple(groups),
     )
@@ -118,6 +119,7 @@ def _average(
             mean=mean,
             deviation=deviation,
             count=min(cell.count for cell in there),
+            counted=True,
             paper=paper,
             paper_text="" if paper is None else paper_number(paper, 2),
         )
@@ -139,7 +141,9 @@ def _own(groups: Sequence[Group]) -> Table:
         leads = (group.column_title, shorten(str(group.first.work.get("model", "?"))), shorten(group.settings), metric.title)
         rows.append(Row(name, leads))
         for column, quantity in zip(columns, (metric, *(column.quantity for column in columns[1:])), strict=True):
-            cells[name, column.name] = cell_of(group, quantity)
+            cell = cell_of(group, quantity)
+            if cell.mean is not None or column.name == "test":  # how a run failed is said once
+                cells[name, column.name] = cell
     for task, members in groupby(groups, key=lambda group: group.column):
         names = [f"{task}/{group.row}" for group in members]
         better = next(metric_quantity(group.first) for group in groups if group.column == task)
@@ -158,6 +162,10 @@ def _own(groups: Sequence[Group]) -> Table:
         notes=(*notes_of(groups), *baselines_of(groups)),
         groups=tuple(groups),
     )
+
+
+def _title(table: str, *, arena: bool) -> str:
+    return TITLES.get(table, f"Table {shorten(table)}") + (" on Long-Range Arena" if table == "1" and arena else "")
 
 
 def _caption(table: str, columns: Sequence[Column], paper: bool) -> str:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from permuteformer.registry import Registry
 from permuteformer.folders import data_folder
+from permuteformer.registry import Registry
 from permuteformer.tasks.inputs import Input
 from permuteformer.tasks.prepare import Items, Prepared, Row, prepare
 from permuteformer.tasks.readers.problems import Problems

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from permuteformer.tasks.catalogue import Download, RemoteFile
 from permuteformer.folders import flush, new_folder, read_json, write_json
+from permuteformer.tasks.catalogue import Download, RemoteFile
 from permuteformer.tasks.readers.problems import BadItem
 from permuteformer.tasks.transfer import FetchError, Part, Progress, Unusable, transfer
 from permuteformer.words import size_in_words

@@ -7,9 +7,9 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from permuteformer.folders import read_json
 from permuteformer.tasks import protocol as protocols
 from permuteformer.tasks.base import SPLITS, TASKS, Classification, Source
-from permuteformer.folders import read_json
 from permuteformer.tasks.generators.pathfinder import LEVELS, SPLITS_FILE
 from permuteformer.tasks.inputs import Pixels
 from permuteformer.tasks.own import inside

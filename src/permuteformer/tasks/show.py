@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from permuteformer.tasks.base import Task
 from permuteformer.folders import write_whole
+from permuteformer.tasks.base import Task
 from permuteformer.tasks.readers.problems import printable
 
 SHEET_COLUMNS = 6

@@ -17,8 +17,8 @@ from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
-from permuteformer.tasks.catalogue import RemoteFile
 from permuteformer.folders import read_json, write_json
+from permuteformer.tasks.catalogue import RemoteFile
 
 log = logging.getLogger(__name__)
 

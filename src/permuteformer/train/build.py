@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -18,6 +18,24 @@ from permuteformer.models import (
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
 from permuteformer.registry import unknown
 from permuteformer.tasks import TASKS, Batch, Task
+
+
+class Shape(Protocol):
+    """What of a task decides a model's configuration."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def labels(self) -> Sequence[str]: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def grid(self) -> tuple[int, int] | None: ...
+
 
 HEADS: dict[str, type[PermuteFormerPreTrainedModel]] = {
     "classify": PermuteFormerForSequenceClassification,
@@ -39,7 +57,7 @@ def build_task(name: str, options: Mapping[str, Any], data: str | None = None) -
     return task
 
 
-def build_config(preset: str, overrides: Mapping[str, Any], task: Task) -> PermuteFormerConfig:
+def build_config(preset: str, overrides: Mapping[str, Any], task: Shape) -> PermuteFormerConfig:
     """The configuration of a preset for a task: its vocabulary, its labels, its longest input.
 
     Where a preset counts positions up to the longest input of the paper's task (learned positions, Linformer), it is this task's.

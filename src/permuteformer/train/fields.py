@@ -50,28 +50,25 @@ def experiment_from_words(task: str, model: str | None, words: Iterable[str], gi
         usual.pop("epochs", None)
     if model is not None and model != preset:
         changed = {}
-    return Experiment(
-        task=task, model=model or preset, task_options=options, model_fields={**changed, **fields}, **{**usual, **settings}
-    )
+    return Experiment(task=task, model=model or preset, task_options=options, model_fields={**changed, **fields}, **{**usual, **settings})
 
 
 def listing(task: str) -> list[tuple[str, str, str, str]]:
     """Every field for a task: its name, whose it is, its value unless told, and what it is."""
     made = build_task(task, {"path": "."} if "path" in TASKS.options(task) else {})  # nothing is read before it is asked for
     _, changed, usual = defaults(task, made.kind, made.grid is not None)
-    rows = []
-    told = attribute_docs(Experiment)
-    for field in dataclasses.fields(Experiment):
-        if field.name in SETTINGS:
-            rows.append((_word(field.name), "training", _shown(usual.get(field.name, field.default)), told[field.name]))
-    described = argument_docs(PermuteFormerConfig)
-    for name in _config_fields():
-        rows.append((_word(name), "model", _shown(changed.get(name, "the preset's")), described.get(name, "")))
-    of_task = argument_docs(type(made))
-    for name, option in TASKS.options(task).items():
-        if name not in ("data", "path"):
-            default = "" if option.default is option.empty else option.default
-            rows.append((_word(name), "task", _shown(default), of_task.get(name, "")))
+    told, described, of_task = attribute_docs(Experiment), argument_docs(PermuteFormerConfig), argument_docs(type(made))
+    rows = [
+        (_word(field.name), "training", _shown(usual.get(field.name, field.default)), told[field.name])
+        for field in dataclasses.fields(Experiment)
+        if field.name in SETTINGS
+    ]
+    rows += [(_word(name), "model", _shown(changed.get(name, "the preset's")), described.get(name, "")) for name in _config_fields()]
+    rows += [
+        (_word(name), "task", _shown("" if option.default is option.empty else option.default), of_task.get(name, ""))
+        for name, option in TASKS.options(task).items()
+        if name not in ("data", "path")
+    ]
     return rows
 
 
@@ -119,8 +116,7 @@ def _config_fields() -> list[str]:
 
 
 def _parse(task: str, place: str, name: str, value: str) -> Any:
-    owner: Any = {"experiment": Experiment, "model": PermuteFormerConfig, "task": TASKS[task].__init__}[place]
-    hint = typing.get_type_hints(owner)[name]
+    hint = typing.get_type_hints({"experiment": Experiment, "model": _Config, "task": TASKS[task].__init__}[place])[name]
     if name == "test_lengths":
         return tuple(int(part) for part in value.split(",") if part)
     if typing.get_origin(hint) is typing.Literal:
@@ -129,8 +125,15 @@ def _parse(task: str, place: str, name: str, value: str) -> Any:
         try:
             return json.loads(value)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{name} must be JSON, such as {{\"name\": \"linear\"}}: {error}") from None
+            raise ValueError(f'{name} must be JSON, such as {{"name": "linear"}}: {error}') from None
     return parse_value(name, value, hint)
+
+
+class _Config:
+    """The fields of the configuration itself: those of transformers have types that are not there when they are asked for."""
+
+    __annotations__ = dict(PermuteFormerConfig.__annotations__)
+    __module__ = PermuteFormerConfig.__module__
 
 
 def _word(name: str) -> str:

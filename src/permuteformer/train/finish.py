@@ -55,8 +55,11 @@ def _at_length(task: Task, length: int) -> Task:
 
 def _save_model(trainer: Trainer, weights: dict[str, Any]) -> None:
     """A folder for ``from_pretrained``, with the tokenizer where there is one."""
+    import transformers
+
     from permuteformer.models.tokenizer import ByteTokenizer, tokenizer_of_words
 
+    transformers.logging.disable_progress_bar()  # "writing shards", of which there is one
     path, task = trainer.run_folder.path / "model", trainer.task
     shutil.rmtree(path, ignore_errors=True)
     with whole_folder(path) as partial:

@@ -197,7 +197,7 @@ class Trainer:
                 loss = self._loss(piece)
                 # Gradients of processes are averaged: so weighted, they come to the mean over all that counts.
                 accelerator.backward(loss * (own * accelerator.num_processes / max(count, 1)))
-                losses.append(float(loss))
+                losses.append(float(loss.detach()))
         norm = self._clip()
         if not all(map(math.isfinite, losses)) or not (math.isfinite(norm) or accelerator.scaler is not None):
             self._stop_not_finite(pieces, losses, before)

@@ -17,7 +17,7 @@ class Display:
         self.metric = metric
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(),
@@ -35,7 +35,7 @@ class Display:
 
     def step(self, done: int, loss: float, tokens_per_second: float, memory_bytes: int) -> None:
         """After an update."""
-        told = f"loss {loss:.4f} · {self._last}{short(tokens_per_second)} tokens/s · {size_in_words(memory_bytes)}"
+        told = f"loss {loss:.3f} · {self._last}{short(tokens_per_second)} tok/s · {size_in_words(memory_bytes)}"
         self._progress.update(self._training, completed=done, told=told)
 
     def evaluating(self, split: str, items: int) -> Evaluating:
@@ -44,7 +44,7 @@ class Display:
 
     def evaluated(self, split: str, epoch: float, metrics: dict[str, float], best: bool) -> None:
         """A line that stays."""
-        self._last = f"{self.metric} {metrics[self.metric]:.4g} · "
+        self._last = f"{self.metric} {metrics[self.metric]:.3g} · "
         told = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.say(f"{split} at epoch {epoch:.2f}: {told}" + (" (best)" if best else ""))
 

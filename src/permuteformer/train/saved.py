@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 import permuteformer
 from permuteformer.experiments.base import Experiment
@@ -211,8 +213,9 @@ def _model(folder: Path, kind: str) -> PermuteFormerPreTrainedModel:
             "more with the same --output, goes on from its last checkpoint"
         )
     try:
-        # Weights as safetensors only: a pickle could run what it likes.
-        model, info = HEADS[kind].from_pretrained(path, local_files_only=True, use_safetensors=True, output_loading_info=True)
+        with _quietly():
+            # Weights as safetensors only: a pickle could run what it likes.
+            model, info = HEADS[kind].from_pretrained(path, local_files_only=True, use_safetensors=True, output_loading_info=True)
     except Exception as error:  # of transformers, safetensors and the operating system, of many types
         raise ValueError(f"{path} cannot be loaded ({type(error).__name__}: {error}); copy the folder again") from None
     wrong = {name: sorted(map(str, info[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[name]}
@@ -221,6 +224,20 @@ def _model(folder: Path, kind: str) -> PermuteFormerPreTrainedModel:
         raise ValueError(f"the weights in {path} are not those of its configuration ({words}); copy the folder again")
     loaded: PermuteFormerPreTrainedModel = model.eval()
     return loaded
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the bar and the tables of transformers: what they tell of is checked."""
+    bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from permuteformer.registry import unknown
 from permuteformer.folders import new_folder
+from permuteformer.registry import unknown
 from permuteformer.tasks.generators.parallel import pieces
 from permuteformer.tasks.generators.snakes import SEEDS, Array, Field, Paddles, Snakes, draw_discs, paddles
 

@@ -22,8 +22,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from permuteformer.registry import unknown
 from permuteformer.folders import new_folder
+from permuteformer.registry import unknown
 from permuteformer.tasks.readers.problems import printable
 
 FILES = {"train": "new_aan_pairs.train.tsv", "validation": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}

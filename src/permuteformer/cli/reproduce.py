@@ -1,0 +1,160 @@
+"""Commands about the paper's tables: what there is to run, and running it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from permuteformer.cli.terminal import console, errors_in_words, say
+from permuteformer.report.quantities import duration
+from permuteformer.words import size_in_words
+
+if TYPE_CHECKING:
+    from permuteformer.reproduce.jobs import Job
+
+Preset = Annotated[str, typer.Option(help="How large: quick (minutes), small (hours on two cores, real data) or paper (GPUs).")]
+
+
+def experiments(preset: Annotated[str, typer.Option(help="quick, small or paper.")] = "paper") -> None:
+    """List the experiments: every cell of the paper's tables, the paper's number, and the command that runs it."""
+    from permuteformer.experiments import PLANS
+    from permuteformer.experiments.published import published
+
+    with errors_in_words():
+        plan = _plan(PLANS, preset)
+        for table in plan.tables:
+            say(f"\ntable {table.name}: {table.title}", style="bold")
+            say(f"permuteformer reproduce --preset {preset} --table {table.name}", style="cyan")
+            shown = Table()
+            shown.add_column("--rows", no_wrap=True)
+            for column in table.columns:
+                shown.add_column(column.name, justify="right", no_wrap=True)
+            for row in table.rows:
+                numbers = (published(table.name, row, column.name) for column in table.columns)
+                shown.add_row(row, *(_number(number) for number in numbers))
+            console.print(shown)
+        say(f"numbers are the paper's; preset {preset}: {plan.title}, {plan.seeds} seed{'s' if plan.seeds > 1 else ''} unless told")
+        if plan.also:
+            say("drawn from the same runs: " + ", ".join(f"--{'figure 2' if n == 'figure2' else f'table {n}'}" for n in plan.also))
+
+
+def reproduce(
+    table: Annotated[list[str] | None, typer.Option(help="1, 2, 3, 4, length or speed. May be repeated; all unless told.")] = None,
+    figure: Annotated[int | None, typer.Option(help="2: perplexity by epoch, from table 4's runs.", min=2, max=2)] = None,
+    preset: Preset = "quick",
+    seeds: Annotated[int | None, typer.Option(help="Runs of each cell; the preset's number unless told.")] = None,
+    rows: Annotated[list[str] | None, typer.Option(help="Rows; all unless told. May be repeated.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="Columns; all unless told. May be repeated.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/PRESET unless told.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data folder; else PERMUTEFORMER_DATA, else the user's cache.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; 1 on a GPU, else a core each, at most 2, unless told.", min=1)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be run, how long it takes and how much memory.")] = False,
+) -> None:
+    """Run the paper's tables: all rows, tasks and seeds. What is finished is not run again; interrupted, it goes on.
+
+    A row that does not fit into memory is a result of its own. At the end there are tables here, and a report to open in a browser.
+    """
+    from permuteformer.experiments import PLANS
+    from permuteformer.reproduce.jobs import jobs_of
+
+    with errors_in_words():
+        plan = _plan(PLANS, preset)
+        wanted = [*(table or []), *(["figure2"] if figure else [])]
+        folder = output or Path("runs") / preset
+        cells = plan.cells(wanted, _split(rows), _split(tasks), seeds)
+        todo = jobs_of(cells, folder)
+        place = None if data is None else str(data)
+        if dry_run:
+            _show_plan(todo, _at_once(jobs), place)
+            return
+        _check_data(todo, place)
+        _run(todo, plan.name, folder, _at_once(jobs), place)
+
+
+def _run(todo: list[Job], preset: str, folder: Path, at_once: int, data: str | None) -> None:
+    from permuteformer.report import write_report
+    from permuteformer.reproduce.collect import collect
+    from permuteformer.reproduce.run import Interrupted, run
+
+    folder.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["permuteformer", *(Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:])])
+    try:
+        failures = run(todo, preset=preset, at_once=at_once, data=data, console=console)
+    except Interrupted:
+        collect(todo, folder, preset, command)
+        say("interrupted; what was under way is saved, and the same command goes on")
+        raise typer.Exit(130) from None
+    collect(todo, folder, preset, command)
+    write_report([folder], folder / "report")
+    for name, message in failures.items():
+        say(f"{name} failed: {message}", style="red")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _show_plan(todo: list[Job], at_once: int, data: str | None) -> None:
+    from permuteformer.reproduce.estimate import estimate, measured_rate
+
+    rate = measured_rate()
+    shown = Table()
+    for column in ("run", "state", "time", "memory"):
+        shown.add_column(column, justify="left" if column in ("run", "state") else "right", no_wrap=column != "run", overflow="fold")
+    training = measuring = 0.0
+    unknown = 0
+    for job in todo:
+        guess = estimate(job, todo, rate, data)
+        state = "" if not job.result else job.result["status"]
+        if not state and guess.seconds is not None:
+            training, measuring = (training + guess.seconds, measuring) if job.is_training else (training, measuring + guess.seconds)
+        unknown += guess.seconds is None
+        sign = "" if guess.measured else "~ "
+        time = "?" if guess.seconds is None else sign + duration(guess.seconds)
+        memory = "?" if guess.memory_bytes is None else sign + size_in_words(guess.memory_bytes)
+        shown.add_row(job.cell.name, Text(state, style="green"), time, memory)
+    console.print(shown)
+    say("~ is an estimate from the work and this machine's rate of matrix products; without it, a run of the same row took so long")
+    left = sum(not job.result for job in todo)
+    say(f"{left} of {len(todo)} to run, about {duration(training / at_once + measuring)} with {at_once} at a time")
+    if unknown:
+        say(f"{unknown} cannot be estimated: their data is not there; `permuteformer data list` says how to get it", style="yellow")
+
+
+def _check_data(todo: list[Job], data: str | None) -> None:
+    """Say what data is lacking before anything is run, and the command that brings it."""
+    from permuteformer.experiments import Experiment
+    from permuteformer.train.build import build_task
+
+    for name, options in {(w.task, tuple(sorted(w.task_options.items()))) for job in todo if isinstance(w := job.cell.work, Experiment)}:
+        build_task(name, dict(options), data).source()
+
+
+def _plan(plans: dict[str, Any], preset: str) -> Any:
+    from permuteformer.registry import unknown
+
+    if preset not in plans:
+        raise ValueError(unknown("preset", preset, plans))
+    return plans[preset]
+
+
+def _split(names: list[str] | None) -> list[str]:
+    """Names that are given one by one, or with commas between them."""
+    return [part for name in names or [] for part in name.split(",") if part]
+
+
+def _at_once(jobs: int | None) -> int:
+    if jobs is not None:
+        return jobs
+    import torch
+
+    return 1 if torch.cuda.is_available() else min(os.cpu_count() or 1, 2)
+
+
+def _number(number: Any) -> str:
+    return "" if number is None else f"{number[0]:g}" + ("" if number[1] is None else f" ± {number[1]:g}")

@@ -1,0 +1,51 @@
+"""The tables as CSV, a line a cell: what a program reads on."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from permuteformer.report.table import Table
+
+HEADER = (
+    "row",
+    "column",
+    "quantity",
+    "unit",
+    "mean",
+    "deviation",
+    "seeds",
+    "shown",
+    "remark",
+    "best",
+    "ratio",
+    "paper_mean",
+    "paper_deviation",
+    "paper_ratio",
+    "runs",
+)
+
+
+def spreadsheet(table: Table) -> str:
+    """A table as CSV. Numbers are whole, not as they are shown."""
+    runs = {group.anchor: "; ".join(record.run for record in group.records) for group in table.groups}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADER)
+    for row in table.rows:
+        for column in table.columns:
+            cell = table.cell(row, column)
+            if not cell.text and cell.paper is None:
+                continue
+            paper = cell.paper or (None, None)
+            entries = (row.name, column.name, column.quantity.name, column.quantity.unit, cell.mean, cell.deviation, cell.count, cell.text)
+            entries += (cell.remark, cell.best, cell.ratio, *paper, cell.paper_ratio, runs.get(cell.anchor, ""))
+            writer.writerow([_safe(entry) for entry in entries])
+    return text.getvalue()
+
+
+def _safe(entry: object) -> object:
+    """A text that begins like a formula would be one in a spreadsheet; the apostrophe makes it a text."""
+    if entry is None:
+        return ""
+    return f"'{entry}" if isinstance(entry, str) and entry[:1] in ("=", "+", "-", "@") else entry

@@ -1,0 +1,43 @@
+"""What the runs came to, as two files that can be kept: a record a line, and what the models look at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from permuteformer.folders import read_json, write_whole
+from permuteformer.report.load import read_run
+from permuteformer.report.records import Record
+from permuteformer.reproduce.jobs import Job
+
+RESULTS, LOOKS = "results.jsonl", "looks.jsonl"
+
+
+def collect(jobs: Iterable[Job], folder: Path, preset: str, command: str) -> list[Record]:
+    """Write ``results.jsonl`` and ``looks.jsonl`` of all jobs that have a result. Looks are kept of the first seed."""
+    records: list[Record] = []
+    looks: list[dict[str, Any]] = []
+    for job in jobs:
+        if not job.result:
+            continue
+        record = _record(job, preset, command)
+        cells = [job.cell, *job.also]
+        records += [replace(record, table=cell.table, row=cell.row, column=cell.column, run=cell.name) for cell in cells]
+        if record.looks and job.cell.seed == 0:
+            looks.append({"run": job.cell.name, "row": job.cell.row, "column": job.cell.column, "looks": record.looks})
+    _write(folder / RESULTS, [record.to_json() for record in records])
+    _write(folder / LOOKS, looks)
+    return records
+
+
+def _record(job: Job, preset: str, command: str) -> Record:
+    if job.is_training:
+        return replace(read_run(job.path), preset=preset, command=command)
+    return Record.from_json({**read_json(job.path), "preset": preset, "command": command})
+
+
+def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    write_whole(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines).encode())

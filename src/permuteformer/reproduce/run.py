@@ -1,0 +1,172 @@
+"""Running jobs: training as many at a time as told, then measurements one by one, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from permuteformer.bench.apart import OUT_OF_MEMORY, available_memory, measure_apart, ran_out_of_memory
+from permuteformer.experiments import Experiment, Measurement
+from permuteformer.folders import write_json
+from permuteformer.reproduce.jobs import Job
+
+POLL_SECONDS = 0.5
+SAID = "stderr.txt"
+"""What a run said, in its folder's place beside it."""
+
+
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_TOP_PAD_": str(2**26)}
+"""For training: glibc keeps large blocks, where it would ask the system for fresh pages at every step. Measurements are without."""
+
+
+@dataclass
+class Running:
+    """A training job under way."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    bar: Any
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM: what was under way has been saved."""
+
+
+def run(jobs: Sequence[Job], *, preset: str, at_once: int, data: str | None, console: Console) -> dict[str, str]:
+    """Run what has no result yet. Returns what went wrong otherwise than by memory or numbers: names to messages."""
+    left = [job for job in jobs if not job.result]
+    failures: dict[str, str] = {}
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        whole = progress.add_task("all", total=len(jobs), completed=len(jobs) - len(left), told="")
+        _train([job for job in left if job.is_training], preset, at_once, data, progress, whole, failures)
+        for job in [job for job in left if not job.is_training]:
+            progress.update(whole, told=job.cell.name)
+            _announce(progress, f"measuring {job.cell.name}")
+            _measure(job, preset, failures)
+            progress.advance(whole)
+    return failures
+
+
+def _train(jobs: list[Job], preset: str, at_once: int, data: str | None, progress: Progress, whole: Any, failures: dict[str, str]) -> None:
+    threads = max((os.cpu_count() or 1) // at_once, 1)
+    waiting, running = list(jobs), list[Running]()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: (_ for _ in ()).throw(KeyboardInterrupt()))
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                _announce(progress, f"training {job.cell.name}")
+                running.append(
+                    Running(job, _start(job, preset, threads, at_once, data), progress.add_task(job.cell.name, total=None, told=""))
+                )
+            time.sleep(POLL_SECONDS)
+            for one in list(running):
+                _show(one, progress)
+                if one.process.poll() is not None:
+                    running.remove(one)
+                    progress.remove_task(one.bar)
+                    progress.advance(whole)
+                    _ended(one, failures)
+    except KeyboardInterrupt:
+        for one in running:
+            one.process.send_signal(signal.SIGTERM)
+        for one in running:
+            one.process.wait()
+        raise Interrupted from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for one in running:
+            if one.process.poll() is None:
+                one.process.kill()
+
+
+def _start(job: Job, preset: str, threads: int, at_once: int, data: str | None) -> subprocess.Popen[bytes]:
+    path = job.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    order = path.with_name(f"{path.name}.job.json")
+    cell = {"table": job.cell.table, "row": job.cell.row, "column": job.cell.column, "seed": job.cell.seed, "preset": preset}
+    assert isinstance(job.cell.work, Experiment)
+    free = available_memory()
+    memory = None if free is None else free * 9 // 10 // at_once
+    write_json(order, {"experiment": job.cell.work.to_json(), "folder": str(path), "cell": cell, "memory_bytes": memory})
+    command = [sys.executable, "-m", "permuteformer", "run-cell", str(order), *(["--data", data] if data else [])]
+    environment = {**MALLOC, **os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    with path.with_name(f"{path.name}.{SAID}").open("wb") as said:
+        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+
+
+def _show(one: Running, progress: Progress) -> None:
+    now = one.job.progress
+    if now:
+        total = round(now["step"] * _epochs(one.job) / now["epoch"]) if _epochs(one.job) else one.job.cell.work.steps  # type: ignore[union-attr]
+        progress.update(one.bar, completed=now["step"], total=total, told=f"loss {now['loss']:.3f}")
+
+
+def _epochs(job: Job) -> float | None:
+    assert isinstance(job.cell.work, Experiment)
+    return job.cell.work.epochs
+
+
+def _ended(one: Running, failures: dict[str, str]) -> None:
+    """Sort out how a run ended; out of memory is written down as its result."""
+    path, code = one.job.path, one.process.returncode
+    path.with_name(f"{path.name}.job.json").unlink(missing_ok=True)
+    said_file = path.with_name(f"{path.name}.{SAID}")
+    said = said_file.read_text(errors="replace").strip().splitlines()
+    last = said[-1] if said else f"it ended with {code} and said nothing"
+    if one.job.result:
+        said_file.unlink()
+    elif code == -signal.SIGKILL or ran_out_of_memory(last):
+        path.mkdir(exist_ok=True)
+        write_json(path / "result.json", {"status": OUT_OF_MEMORY, "message": last, "value": None})
+        if not one.job.result:  # it died before it could say what it was
+            failures[one.job.cell.name] = f"{last} ({said_file})"
+    else:
+        failures[one.job.cell.name] = f"{last} ({said_file})"
+
+
+def _measure(job: Job, preset: str, failures: dict[str, str]) -> None:
+    work = job.cell.work
+    assert isinstance(work, Measurement)
+    result = measure_apart(work)
+    if result["status"] == "failed":
+        failures[job.cell.name] = str(result["message"])
+        return
+    job.path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "format": 1,
+        "table": job.cell.table,
+        "row": job.cell.row,
+        "column": job.cell.column,
+        "seed": 0,
+        "preset": preset,
+        "kind": "measurement",
+        "run": job.cell.name,
+        "measurement": json.loads(json.dumps(work.to_json())),
+        "environment": result.pop("environment", {}),
+        "result": result,
+    }
+    write_json(job.path, content)
+
+
+def _announce(progress: Progress, text: str) -> None:
+    """Where there is no terminal there are no bars: a line a job."""
+    if progress.disable:
+        progress.console.print(text, markup=False, highlight=False)

@@ -1,0 +1,238 @@
+"""The page, Markdown, LaTeX, CSV and the terminal: everything is in them, and no text is taken for more than a text."""
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from report.sample import SCRIPT, run_folder
+from rich.console import Console
+
+from permuteformer.report.content import build_report, relative, report_of
+from permuteformer.report.html import page
+from permuteformer.report.latex import escaped as latex_escaped
+from permuteformer.report.latex import latex
+from permuteformer.report.load import load
+from permuteformer.report.markdown import escaped as markdown_escaped
+from permuteformer.report.markdown import markdown
+from permuteformer.report.spreadsheet import spreadsheet
+from permuteformer.report.terminal import print_tables
+
+VOID = {"meta", "br", "path", "use", "image", "rect"}
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, links, ids and texts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.ids, self.links, self.texts, self.open = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.elements.append((tag, attributes))
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.links += [attributes["href"]] if "href" in attributes else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def text(report, folder):
+    return (folder / "index.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def read(text):
+    return Reader(text)
+
+
+def test_the_page_is_well_formed_and_its_links_lead_somewhere(read, folder):
+    assert read.open == []
+    assert len(read.ids) == len(set(read.ids))
+    for link in read.links:
+        if link.startswith("#"):
+            assert link[1:] in read.ids
+        elif link.startswith("figures/"):
+            assert (folder / link).is_file()
+        else:
+            assert (folder / link).exists(), link  # a run, seen from the report
+
+
+def test_the_page_loads_nothing(text, read):
+    for tag, attributes in read.elements:
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base", "form")
+        assert "src" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        assert tag != "image" or attributes["xlink:href"].startswith("data:image/png")
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert [tag for tag, _ in read.elements].count("script") == 1
+    policy = next(attributes["content"] for tag, attributes in read.elements if attributes.get("http-equiv"))
+    assert policy.startswith("default-src 'none'")
+    assert "script-src 'sha256-" in policy
+
+
+def test_a_label_that_is_a_script_stays_text(text, read, report, folder):
+    assert SCRIPT in read.texts  # as a text, not as an element
+    assert SCRIPT not in text
+    assert SCRIPT not in (folder / "report.md").read_text()
+    for file in (folder / "figures").glob("*.svg"):
+        assert "<script" not in file.read_text()
+
+
+def test_numbers_lead_to_their_runs(read, report):
+    table = report.tables[0]
+    for row in table.rows:
+        for column in table.columns:
+            cell = table.cell(row, column)
+            if cell.text:
+                assert f"#{cell.anchor}" in read.links
+    for record in report.records:
+        assert any(record.run in words for words in read.texts)
+
+
+def test_the_page_has_everything_of_a_run(text):
+    for words in (
+        "permuteformer train lra-text --model performer",
+        "learning_rate: 0.001",
+        "hidden_size: 64",
+        "Some CPU @ 2.0 GHz",
+        "2.13.0",
+    ):
+        assert words in text
+    assert "test at 4,096" in text
+    assert "it asked for more than there is" in text
+
+
+def test_the_paper_stands_beside_and_the_best_is_marked(text, report):
+    assert "paper 65.95 ± 0.26" in text
+    best = report.tables[0].cells["permuteformer", "text"]
+    assert best.best
+    assert f'<td class="value best" data-value="{best.mean!r}"><a href="#{best.anchor}">{best.text}</a> <small>(2)</small>' in text
+    assert '<td class="value failed" data-value=""><a href="#runs-1-small-transformer-text">out of memory</a>' in text
+    assert report.tables[0].agreement.sentence.replace("'", "&#x27;") in text
+
+
+def test_markdown_has_tables_links_and_figures(report, folder):
+    text = (folder / "report.md").read_text()
+    for link in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
+        assert (folder / link).is_file()
+    assert text.count("![") == len(report.figures)
+    anchors = re.findall(r'<a id="([^"]+)">', text)
+    for target in re.findall(r"\]\(#([^)]+)\)", text):
+        assert target in anchors
+    best = report.tables[0].cells["permuteformer", "text"]
+    assert f"[**{best.text}**](#{best.anchor}) (2)<br>paper 65.95 ± 0.26" in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+    assert markdown_escaped("a|b\\*[c](d) `e` <f> $g$") == r"a\|b\\\*\[c\](d) \`e\` &lt;f&gt; \$g\$"
+
+
+def test_latex_is_escaped_and_balanced(report, folder):
+    text = (folder / "tables.tex").read_text()
+    assert text == latex(report.tables)
+    assert latex_escaped("50% & a_b #1 {x} \\y ~^ <z> $ ± ö") == (
+        r"50\% \& a\_b \#1 \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{} \textless{}z\textgreater{} \$ $\pm$ ö"
+    )
+    assert latex_escaped("\u65e5") == r"\texttt{U+65E5}"
+    for block in re.findall(r"\\begin\{tabular\}\{(\w+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL):
+        columns, body = len(block[0]), block[1]
+        assert body.startswith("\\toprule\n")
+        for line in (line for line in body.splitlines() if line.endswith(r"\\")):
+            cells = re.split(r"(?<!\\)&", line)
+            assert len(cells) + sum("multicolumn{2}" in cell for cell in cells) == columns
+    stripped = re.sub(r"\\[\\{}$%&#_]", "", text)
+    assert stripped.count("{") == stripped.count("}")
+    assert stripped.count("$") % 2 == 0
+    assert r"\textbf{" in text
+    assert "<script" not in text
+
+
+def test_csv_has_whole_numbers_and_no_formulas(report, folder):
+    table = report.tables[0]
+    rows = list(csv.DictReader(io.StringIO(spreadsheet(table))))
+    row = next(row for row in rows if (row["row"], row["column"]) == ("permuteformer", "text"))
+    cell = table.cells["permuteformer", "text"]
+    assert (float(row["mean"]), float(row["deviation"]), int(row["seeds"])) == (cell.mean, cell.deviation, 2)
+    assert (row["paper_mean"], row["paper_deviation"], row["unit"]) == ("65.95", "0.26", "%")
+    assert row["runs"] == "table1/text/permuteformer-seed0; table1/text/permuteformer-seed1"
+    failed = next(row for row in rows if row["row"] == "transformer")
+    assert (failed["mean"], failed["seeds"], failed["shown"]) == ("", "0", "out of memory")
+    assert {file.stem for file in (folder / "tables").iterdir()} == {table.name for table in report.tables}
+
+
+def test_a_row_that_begins_like_a_formula_is_a_text(tmp_path):
+    run_folder(tmp_path / "run", row="=cmd()")
+    (table,) = report_of(load([tmp_path])).tables
+    assert "\n'=cmd()," in spreadsheet(table)
+
+
+def test_the_terminal_shows_the_tables(report):
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    print_tables(report.tables, console)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", console.file.getvalue())
+    for words in ("Table 1: accuracy on Long-Range Arena", "paper 65.95 ± 0.26", "out of memory", "Own runs", SCRIPT):
+        assert words in shown
+    assert report.tables[0].agreement.sentence in re.sub(r"\s*\n\s*", " ", shown)
+
+
+def test_nothing_in_a_label_moves_the_terminal(tmp_path):
+    run_folder(tmp_path / "run", row="[bold]\x1b[2J\x07[/bold]")
+    console = Console(file=io.StringIO(), width=200)
+    print_tables(report_of(load([tmp_path])).tables, console)
+    shown = console.file.getvalue()
+    assert r"[bold]\x1b[2J\x07[/bold]" in shown
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
+def test_bad_labels_and_values_come_through_every_writer(tmp_path):
+    names = ["x" * 5000, "\ud800\u202e", "a|b", '"><img src=x onerror=alert(1)>', "}\\end{table}", "日本語", "%s{}{0}"]
+    for i, name in enumerate(names):
+        run = run_folder(tmp_path / f"run{i}", row=name, epochs=2, task={"title": name, "notes": [name], "baselines": {name: float("inf")}})
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps({**result, "value": float("nan"), "seconds": float("inf")}))
+    report = build_report([tmp_path])
+    for text in (page(report, tmp_path), markdown(report, tmp_path), latex(report.tables), *map(spreadsheet, report.tables)):
+        text.encode("utf-8")
+        assert "\u202e" not in text
+    read = Reader(page(report, tmp_path))
+    assert read.open == []
+    assert not any(tag == "img" for tag, _ in read.elements)
+    assert len(read.ids) == len(set(read.ids))
+    assert all(cell.text == "not finite" for cell in report.tables[0].cells.values())
+
+
+def test_the_page_is_the_same_every_time(report, folder):
+    assert page(report, folder) == (folder / "index.html").read_text()
+
+
+def test_paths_are_told_from_the_report():
+    assert relative("/a/b/run", "/a/c/report") == "../../b/run"
+    assert relative("/a/b/results.jsonl:3", "/a/b") == "results.jsonl:3"
+
+
+def test_reports_need_no_torch_and_draw_late():
+    script = (
+        "import sys, permuteformer.report, permuteformer.cli.report, permuteformer.report.plots, permuteformer.report.pictures;"
+        "print(sorted({'torch', 'transformers', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

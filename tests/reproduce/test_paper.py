@@ -1,0 +1,61 @@
+"""Every row of the paper's tables at the paper's size: built, and trained for two steps on a sliver of data."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from accelerate.state import AcceleratorState
+from small_data import acl_imdb, pathfinder, png
+
+from permuteformer.experiments import PLANS, Experiment
+from permuteformer.tasks.lra_image import LABELS
+from permuteformer.train.loop import How, train
+
+SLIVER = {
+    "steps": 2,
+    "epochs": None,
+    "batch_size": 2,
+    "micro_batch_size": 1,
+    "evaluate_every": 2,
+    "train_items": 4,
+    "validation_items": 1,
+    "test_items": 1,
+    "warmup_steps": 1,
+    "test_lengths": (),
+}
+CELLS = PLANS["paper"].cells(["1", "4"], seeds=1)
+FAST = ("permuteformer", "permuteformer-lm")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A few items of each task, in layouts of the real data."""
+    folder = tmp_path_factory.mktemp("data")
+    acl_imdb(folder)
+    pathfinder(folder)
+    pairs = "".join(f"{n % 2}\t{n}\t{n + 1}\tText number {n}.\tAnother one, {n * 7}.\n" for n in range(12))
+    (folder / "acl_pairs").mkdir()
+    (folder / "wikitext-103").mkdir()
+    for name in ("train", "eval", "test"):
+        (folder / "acl_pairs" / f"acl_pairs.{name}.tsv").write_text(pairs)
+        kind = {"eval": "valid"}.get(name, name)
+        (folder / "wikitext-103" / f"wiki.{kind}.tokens").write_text(" = A title = \n The cat sat on the mat . \n" * 120)
+    for split, count in {"train": 40, "test": 10}.items():
+        for n in range(count):
+            path = folder / "cifar10" / split / LABELS[n % 10] / f"{n}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(png(32, 5 * n))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "cell", [pytest.param(cell, id=f"{cell.row}-{cell.column}", marks=() if cell.row in FAST else pytest.mark.slow) for cell in CELLS]
+)
+def test_a_row_trains_for_two_steps(cell, data, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert isinstance(cell.work, Experiment)
+    experiment = replace(cell.work, **SLIVER)
+    result = train(experiment, tmp_path / "run", How(data=str(data), track=(), quiet=True))
+    assert result["status"] == "finished"
+    assert result["steps"] == 2
+    assert math.isfinite(result["value"])

@@ -24,7 +24,10 @@ def find() -> str | None:
 
 
 class Browser:
-    """One page in a fresh profile. ``problems`` are errors and warnings of its console, exceptions, and everything it asked the network for."""
+    """One page in a fresh profile.
+
+    ``problems`` are exceptions, and errors and warnings of its console; ``requests`` is everything that it asked the network for.
+    """
 
     def __init__(self, seconds: float = 60) -> None:
         self.problems: list[str] = []

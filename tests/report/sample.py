@@ -223,6 +223,7 @@ def look(task, row, layers=2, heads=4, length=24):
 
 def measurement(table, row, column, seconds, length, batch=1, status="finished", preset="small", kind="training", items=None, **result):
     """A line of a results file of a benchmark."""
+    work = {"kind": kind, "task": "lra-text", "model": row, "length": length, "batch_size": batch, "items": items, "repeats": 3}
     return {
         "format": 1,
         "table": table,
@@ -233,15 +234,7 @@ def measurement(table, row, column, seconds, length, batch=1, status="finished",
         "kind": "measurement",
         "command": f"permuteformer reproduce --table {table} --row {row}",
         "run": f"table{table}/{column}/{row}-seed0",
-        "measurement": {
-            "kind": kind,
-            "task": "lra-text",
-            "model": row,
-            "length": length,
-            "batch_size": batch,
-            "items": items,
-            "repeats": 3,
-        },
+        "measurement": work,
         "task": TASKS.get(column, TASKS["text"]),
         "parameters": 1000,
         "environment": environment(),

@@ -29,7 +29,8 @@ def first_column(page, table=0):
 
 def test_every_figure_is_drawn(page, report):
     sizes = page.run(
-        "[...document.querySelectorAll('figure svg')].map(svg => { const box = svg.getBBox(); return [svg.clientWidth, svg.clientHeight, box.width, box.height]; })"
+        "[...document.querySelectorAll('figure svg')].map(svg => {"
+        "const box = svg.getBBox(); return [svg.clientWidth, svg.clientHeight, box.width, box.height]; })"
     )
     assert len(sizes) == len(report.figures)
     assert all(min(size) > 50 for size in sizes)
@@ -132,9 +133,7 @@ def test_print_is_on_white_whatever_the_theme(page, folder):
 
 def test_what_is_pressed_has_a_name_and_tables_have_headers(page):
     assert page.run("[...document.querySelectorAll('button')].every(one => one.textContent.trim())")
-    assert page.run(
-        "[...document.querySelectorAll('table.sortable')].every(one => one.querySelectorAll('th[scope=col]').length && one.querySelectorAll('th[scope=row]').length)"
-    )
-    assert page.run(
-        "[...document.querySelectorAll('figure svg')].every(one => one.getAttribute('role') === 'img' && one.querySelector('title').textContent)"
-    )
+    for scope in ("col", "row"):
+        assert page.run(f"[...document.querySelectorAll('table.sortable')].every(one => one.querySelector('th[scope={scope}]'))")
+    assert page.run("[...document.querySelectorAll('figure svg')].every(one => one.getAttribute('role') === 'img')")
+    assert page.run("[...document.querySelectorAll('figure svg > title')].every(one => one.textContent)")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from report.sample import TASKS, look, run_folder
 
-from permuteformer.experiments.published import ROW_TITLES
+from permuteformer.experiments.published import TABLES
 from permuteformer.report.figure import INK, draw, style
 from permuteformer.report.groups import group
 from permuteformer.report.load import load, read_run
@@ -82,12 +82,10 @@ def test_ids_of_figures_do_not_meet(report):
 
 
 def test_rows_differ_by_colour_dashes_and_marker():
-    looks = [style(row, 0) for row in ROW_TITLES]
-    for suffix in (False, True):  # rows of one table
-        rows = [row for row in ROW_TITLES if row.endswith("-lm") == suffix or "-lm-" in row]
-        assert len({style(row, 0) for row in rows}) == len(rows)
-        assert len({style(row, 0).marker for row in rows}) == len(rows)
-    assert len(looks) == len(ROW_TITLES)
+    for table in TABLES.values():
+        assert len({style(row, 0) for row in table}) == len(table)
+        assert len({style(row, 0).marker for row in table}) == len(table)
+        assert len({(style(row, 0).color, style(row, 0).dashes) for row in table}) == len(table)
     others = [style(f"other {i}", i) for i in range(12)]
     assert len({(one.color, one.dashes) for one in others}) == 12
 

@@ -75,13 +75,13 @@ def test_what_is_not_there_or_holds_nothing_is_said(tmp_path):
         load([])
     with pytest.raises(FileNotFoundError, match="nowhere is not there: give run folders"):
         load([tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match="there are no runs in .*: a run folder has experiment.json"):
+    with pytest.raises(ValueError, match=r"there are no runs in .*: a run folder has experiment.json"):
         load([tmp_path])
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match="notes.txt is no results file"):
+    with pytest.raises(ValueError, match=r"notes.txt is no results file"):
         load([tmp_path / "notes.txt"])
     run_folder(tmp_path / "run")
-    with pytest.raises(ValueError, match="metrics.jsonl is a file of a run folder: give the folder"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl is a file of a run folder: give the folder"):
         load([tmp_path / "run" / "metrics.jsonl"])
 
 
@@ -154,7 +154,7 @@ def test_a_run_that_goes_on_has_what_it_has(tmp_path):
 def test_a_record_that_lacks_something_is_refused_with_its_line(tmp_path, change, words):
     good = measurement("2", "performer", "text", 1.0, 100)
     file = lines(tmp_path / "results.jsonl", [good, {**good, **change}])
-    with pytest.raises(ValueError, match="results.jsonl, line 2: ") as raised:
+    with pytest.raises(ValueError, match=r"results.jsonl, line 2: ") as raised:
         load([file])
     assert words in str(raised.value)
 

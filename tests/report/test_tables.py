@@ -166,9 +166,8 @@ def lengths(values, trained=256):
 
 
 def test_lengths_beyond_the_trained_one():
-    records = [
-        training("permuteformer-lm", 5.0, seed, "lm", "4", evaluations=lengths({1: 5.0 + seed, 2: 4.0, 16: 3.0})) for seed in range(2)
-    ]
+    found = [lengths({1: 5.0 + seed, 2: 4.0, 16: 3.0}) for seed in range(2)]
+    records = [training("permuteformer-lm", 5.0, seed, "lm", "4", evaluations=found[seed]) for seed in range(2)]
     records.append(training("transformer-lm", 5.0, 0, "lm", "4", evaluations=lengths({1: 5.0, 2: 8.0, 16: float("inf")})))
     records.append(training("performer-lm", 5.0, 0, "lm", "4"))
     _, table = build_tables(group(records))
@@ -217,15 +216,10 @@ def test_notes_of_tasks_and_baselines_stand_under_the_table():
 
 
 def test_measurements_say_how_they_were_made():
-    lines = [
-        measurement("2", "performer", "text", 1.0, 4000, batch=4, items=25_000),
-        measurement("2", "reformer", "text", 1.0, 4000, batch=2),
-    ]
-    table = only([Record.from_json(line) for line in lines])
-    assert (
-        "Text: 4,000 tokens, batch of 2, best of 3, on cpu or 4,000 tokens, batch of 4, 25,000 items an epoch, best of 3, on cpu."
-        in table.notes
-    )
+    four = measurement("2", "performer", "text", 1.0, 4000, batch=4, items=25_000)
+    two = measurement("2", "reformer", "text", 1.0, 4000, batch=2)
+    ways = ["4,000 tokens, batch of 2, best of 3, on cpu", "4,000 tokens, batch of 4, 25,000 items an epoch, best of 3, on cpu"]
+    assert f"Text: {' or '.join(ways)}." in only([Record.from_json(line) for line in (four, two)]).notes
 
 
 def standings(ours, paper, column="Text"):

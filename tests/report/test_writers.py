@@ -92,7 +92,7 @@ def test_the_page_loads_nothing(text, read):
 def test_a_label_that_is_a_script_stays_text(text, read, report, folder):
     assert SCRIPT in read.texts  # as a text, not as an element
     assert SCRIPT not in text
-    assert SCRIPT not in (folder / "report.md").read_text()
+    assert SCRIPT not in re.sub(r"`[^`]*`", "", (folder / "report.md").read_text())  # commands are code
     for file in (folder / "figures").glob("*.svg"):
         assert "<script" not in file.read_text()
 

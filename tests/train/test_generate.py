@@ -78,7 +78,7 @@ def test_the_likeliest_text_is_that_of_transformers(make_run, preset):
 
 
 def test_documents_end_and_begin_as_in_training(trained):
-    favour(trained, [2], 6)
+    favour(trained, [2], -3)
     made = by_hand(trained.model, prompt_ids("once"), 80, after={2: 1}, choice=module._Choice(1.0, None, None, seed=0))
     assert made.count(2) > 3
     assert len(set(made)) > 10

@@ -12,13 +12,13 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
-from permuteformer.version import __version__
 from permuteformer.report.content import TITLE, Report, Section, environments, relative, run_line
 from permuteformer.report.figure import Figure
 from permuteformer.report.groups import Group
 from permuteformer.report.quantities import duration, fixed
 from permuteformer.report.records import Record, number, printable
 from permuteformer.report.table import Cell, Table
+from permuteformer.version import __version__
 
 
 def page(report: Report, output: str | os.PathLike[str]) -> str:
@@ -62,7 +62,7 @@ def _table(table: Table) -> str:
     headers = [_header(title) for title in table.leads] + [_header(column.title, "value") for column in table.columns]
     rows = []
     for row in table.rows:
-        leads = "".join(f'<th scope="row">{escape(lead)}</th>' for lead in row.leads)
+        leads = "".join(f'<th scope="row" class="{"short" if len(lead) <= 20 else ""}">{escape(lead)}</th>' for lead in row.leads)
         rows.append(f"<tr>{leads}{''.join(_cell(table.cell(row, column)) for column in table.columns)}</tr>")
     parts = [
         f'<p class="caption">{escape(table.caption)}</p>',

@@ -112,7 +112,7 @@ def speed_tables(table: str, preset: str, groups: Sequence[Group]) -> list[Table
             caption = f"{sentence(quantity.title)}{f' of {what}' if what else ''}; columns are tokens of a sequence. Lower is better."
             tables.append(
                 Table(
-                    name=slug(table, quantity.name, kind, preset and f"preset {preset}"),
+                    name=slug(table, quantity.name, kind, preset),
                     title=with_detail(name, kind, preset and f"preset {preset}"),
                     caption=caption,
                     columns=tuple(columns),

@@ -19,7 +19,8 @@ def notes_of(groups: Iterable[Group]) -> list[str]:
         for record in group.records:
             name, title = record.task.get("name"), record.task.get("title")
             if name:
-                _add(titles, group.column_title, f"{name}, {title}" if title and title != name else str(name))
+                words = dict.fromkeys(str(word) for word in (name, title) if word and word != group.column_title)
+                _add(titles, group.column_title, ", ".join(words) or str(name))
             for note in _texts(record.task.get("notes")):
                 _add(told, note, group.column_title)
     notes = [f"{column}: {'; '.join(tasks)}." for column, tasks in titles.items()]

@@ -115,9 +115,10 @@ def _kernel_axes(axes: Axes, lines: Sequence[Array]) -> None:
 
     values = np.concatenate(lines)
     values = values[np.isfinite(values)]
-    if len(values) and values.min() > 0 and values.max() / values.min() > 20:
+    low, high = np.quantile(values, (0.05, 0.95)) if len(values) else (0.0, 0.0)  # a single weight near zero decides nothing
+    if len(values) and values.min() > 0 and high / low > 10:
         axes.set_yscale("log")
-        axes.set_ylim(bottom=max(values.min(), values.max() * 1e-6))
+        axes.set_ylim(bottom=max(values.min(), high * 1e-6))
         log_ticks(axes.yaxis)
     axes.margins(x=0.02)
 
@@ -200,6 +201,7 @@ def _panels(
         for layer, axes in enumerate(every):
             if layer >= count:
                 axes.set_visible(False)
+                every[layer - columns].tick_params(labelbottom=True)
                 continue
             paint_layer(axes, layer)
             axes.set_title(f"layer {layer + 1}")

@@ -46,7 +46,7 @@ def figures_of_runs(table: Table) -> list[Figure]:
         figures += [] if perplexity else _bars(table, groups, name)
         curves = _lines(groups, lambda record: _evaluated(record, "epoch"))
         figures += _curves(f"{name}-by-epoch", f"{title}: {quantity.name} by epoch", curves, ("epoch", what), log_y=perplexity)
-        if set(FIGURE2) & {group.row for group in groups}:
+        if groups[0].table == "4" and set(FIGURE2) & {group.row for group in groups}:
             figures.append(_figure2(f"{name}-paper", {group.row for group in groups}))
         if perplexity:
             minutes = _lines(groups, lambda record: _evaluated(record, "seconds", 1 / 60))
@@ -166,7 +166,7 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
                 )
         for i, (word, value) in enumerate(baselines.items()):
             dashes = (":", "--", "-.")[i % 3]
-            axes.axvline(value * factor, color=INK, linestyle=dashes, linewidth=1, label=f"{shorten(str(word), 26)} (no model)")
+            axes.axvline(value * factor, color=INK, linestyle=dashes, linewidth=1, label=f"{shorten(str(word), 40)} (no model)")
         axes.set_yticks(range(len(rows)), [shorten(group.row_title, 34) for group, _ in rows])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -174,7 +174,8 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
         handles, labels = axes.get_legend_handles_labels()
         chosen = dict(zip(labels, handles, strict=True))
         if chosen:
-            canvas.legend(list(chosen.values()), list(chosen), loc="outside lower center", ncols=2)
+            columns = 2 if sum(map(len, chosen)) < 50 else 1
+            canvas.legend(list(chosen.values()), list(chosen), loc="outside lower center", ncols=columns)
 
     caption = f"Test {quantity.title} on {title}; whiskers are one standard deviation over seeds."
     caption += " Diamonds are the paper's." if any(cell.paper for _, cell in rows) else ""

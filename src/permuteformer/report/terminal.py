@@ -14,7 +14,8 @@ from permuteformer.report.table import Cell, Table
 def print_tables(tables: Iterable[Table], console: Console) -> None:
     """Print tables with the paper's numbers under ours, and whether the order of rows is the paper's."""
     for table in tables:
-        lines = Lines(title=Text(table.title, style="bold"), title_justify="left", title_style="")
+        console.print(Text(table.title, style="bold"))
+        lines = Lines()
         for lead in table.leads:
             lines.add_column(Text(lead), overflow="fold")
         for column in table.columns:

@@ -209,8 +209,7 @@ def _model(folder: Path, kind: str) -> PermuteFormerPreTrainedModel:
                 "options"
             )
         raise FileNotFoundError(
-            f"{folder} is not finished, there is no {MODEL} in it: train it to the end, or resume: the command that began it, given once "
-            "more with the same --output, goes on from its last checkpoint"
+            f"{folder} is not finished, there is no {MODEL} in it: train it to the end; if interrupted, permuteformer resume {folder}"
         )
     try:
         with _quietly():

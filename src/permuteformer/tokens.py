@@ -52,6 +52,15 @@ class Alphabet:
         return max(self.pad, self.first + self.count - 1, self.cls or 0, self.sep or 0) + 1
 
     @property
+    def padding(self) -> int | None:
+        """The token that says nothing; ``None`` where it is a value too.
+
+        >>> Alphabet.paper(256).padding, Alphabet.lra_pixels().padding
+        (0, None)
+        """
+        return None if self.first <= self.pad < self.first + self.count else self.pad
+
+    @property
     def specials(self) -> int:
         """Tokens that are put around a sequence."""
         return (self.cls is not None) + (self.sep is not None)

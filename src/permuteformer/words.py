@@ -25,3 +25,15 @@ def size_in_words(size: int) -> str:
         if size >= bytes_each:
             return f"{size / bytes_each:.1f} {unit}"
     return f"{size} bytes"
+
+
+def duration(seconds: float) -> str:
+    """Time as people say it.
+
+    >>> duration(12.34), duration(754), duration(86_000)
+    ('12.3 s', '12 min 34 s', '23 h 53 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds) // 60
+    return f"{minutes} min {round(seconds) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -91,6 +91,11 @@ class RandomItems:
     input: Any = None
     """What makes tokens of values; none for language models, whose tokens are any."""
 
+    @property
+    def padding(self) -> int | None:
+        """As of the task."""
+        return PAPER.pad if self.input is None else self.input.alphabet.padding
+
     def batch(self, size: int) -> Batch:
         """So many items, always the same."""
         random = np.random.default_rng(0)

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from permuteformer.cli.terminal import console, errors_in_words, say
-from permuteformer.report.quantities import duration
-from permuteformer.words import size_in_words
+from permuteformer.words import duration, size_in_words
 
 if TYPE_CHECKING:
     from permuteformer.reproduce.jobs import Job
@@ -79,8 +78,8 @@ def reproduce(
 
 
 def _run(todo: list[Job], preset: str, folder: Path, at_once: int, data: str | None) -> None:
-    from permuteformer.report import write_report
-    from permuteformer.reproduce.collect import collect
+    from permuteformer.report import print_tables, write_report
+    from permuteformer.reproduce.collect import RESULTS, collect
     from permuteformer.reproduce.run import Interrupted, run
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,8 +90,12 @@ def _run(todo: list[Job], preset: str, folder: Path, at_once: int, data: str | N
         collect(todo, folder, preset, command)
         say("interrupted; what was under way is saved, and the same command goes on")
         raise typer.Exit(130) from None
-    collect(todo, folder, preset, command)
-    write_report([folder], folder / "report")
+    if collect(todo, folder, preset, command):
+        made = write_report([folder / RESULTS], folder / "report")
+        print_tables(made.tables, console)
+        for sentence in made.left_out:
+            say(sentence, style="yellow")
+        say(f"{made.summary} The report, to open in a browser: {folder / 'report' / 'index.html'}")
     for name, message in failures.items():
         say(f"{name} failed: {message}", style="red")
     if failures:

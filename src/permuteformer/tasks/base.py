@@ -18,6 +18,7 @@ from permuteformer.registry import Registry
 from permuteformer.tasks.inputs import Input
 from permuteformer.tasks.prepare import Items, Prepared, Row, prepare
 from permuteformer.tasks.readers.problems import Problems
+from permuteformer.tokens import PAPER
 
 TASKS: Registry[type[Task]] = Registry("task", "permuteformer.tasks")
 
@@ -119,6 +120,11 @@ class Task(ABC):
     def grid(self) -> tuple[int, int] | None:
         """Height and width, where tokens have two coordinates."""
         return None
+
+    @property
+    def padding(self) -> int | None:
+        """The token that says nothing; ``None`` where nothing is padded and every token means something."""
+        return PAPER.pad
 
     @abstractmethod
     def sources(self, folder: Path) -> Iterator[Source]:
@@ -239,6 +245,10 @@ class Classification(Task):
     @property
     def grid(self) -> tuple[int, int] | None:
         return self.input.grid
+
+    @property
+    def padding(self) -> int | None:
+        return self.input.alphabet.padding
 
     def lengths(self, split: str) -> np.ndarray:
         return self.input.lengths(self.items(split).byte_lengths("value"))

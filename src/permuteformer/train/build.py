@@ -35,6 +35,8 @@ class Shape(Protocol):
     def max_length(self) -> int: ...
     @property
     def grid(self) -> tuple[int, int] | None: ...
+    @property
+    def padding(self) -> int | None: ...
 
 
 HEADS: dict[str, type[PermuteFormerPreTrainedModel]] = {
@@ -64,7 +66,7 @@ def build_config(preset: str, overrides: Mapping[str, Any], task: Shape) -> Perm
     """
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, PRESETS))
-    fields: dict[str, Any] = copy.deepcopy({**PRESETS[preset], "vocab_size": task.vocab_size})
+    fields: dict[str, Any] = copy.deepcopy({**PRESETS[preset], "vocab_size": task.vocab_size, "pad_token_id": task.padding})
     for entry in [fields["attention"], *fields["position"]]:
         if "max_length" in entry:
             entry["max_length"] = task.max_length

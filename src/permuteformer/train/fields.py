@@ -19,7 +19,7 @@ from permuteformer.train.build import build_task
 SETTINGS = [field.name for field in dataclasses.fields(Experiment) if field.name not in ("task", "model", "task_options", "model_fields")]
 """Fields of an experiment that a word may set."""
 
-DECIDED = ("vocab_size", "num_labels", "id2label", "label2id", "causal")
+DECIDED = ("vocab_size", "causal", "pad_token_id", "bos_token_id", "eos_token_id")
 """Fields of a configuration that follow from the task."""
 
 

@@ -180,9 +180,10 @@ def test_of_two_runs_of_a_cell_the_later_counts_and_the_other_is_told(tmp_path):
 def test_a_run_and_its_line_are_one_and_the_folder_is_shown(tmp_path):
     run = run_folder(tmp_path / "table1" / "run")
     lines(tmp_path / "results.jsonl", [read_run(run).to_json()])
-    loaded = load([tmp_path, tmp_path / "results.jsonl", run])
-    assert [record.path for record in loaded.records] == [str(run)]
-    assert loaded.left_out == ()
+    for inputs in ([tmp_path], [run, tmp_path / "results.jsonl"], [tmp_path / "results.jsonl", run, tmp_path]):
+        loaded = load(inputs)
+        assert [record.path for record in loaded.records] == [str(run)]
+        assert loaded.left_out == ()
 
 
 def test_lines_of_the_same_run_that_differ_are_told(tmp_path):

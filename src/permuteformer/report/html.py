@@ -15,10 +15,11 @@ from urllib.parse import quote
 from permuteformer.report.content import TITLE, Report, Section, environments, relative, run_line
 from permuteformer.report.figure import Figure
 from permuteformer.report.groups import Group
-from permuteformer.report.quantities import duration, fixed
+from permuteformer.report.quantities import fixed
 from permuteformer.report.records import Record, number, printable
 from permuteformer.report.table import Cell, Table
 from permuteformer.version import __version__
+from permuteformer.words import duration
 
 
 def page(report: Report, output: str | os.PathLike[str]) -> str:

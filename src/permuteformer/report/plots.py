@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from permuteformer.experiments.published import FIGURE2, ROW_TITLES
@@ -167,7 +168,7 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
         for i, (word, value) in enumerate(baselines.items()):
             dashes = (":", "--", "-.")[i % 3]
             axes.axvline(value * factor, color=INK, linestyle=dashes, linewidth=1, label=f"{shorten(str(word), 40)} (no model)")
-        axes.set_yticks(range(len(rows)), [shorten(group.row_title, 34) for group, _ in rows])
+        axes.set_yticks(range(len(rows)), [fill(group.row_title, 32, max_lines=2, placeholder="…") for group, _ in rows])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"test {quantity.title}")
@@ -179,7 +180,7 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
 
     caption = f"Test {quantity.title} on {title}; whiskers are one standard deviation over seeds."
     caption += " Diamonds are the paper's." if any(cell.paper for _, cell in rows) else ""
-    return [draw(f"{name}-bars", f"{title}: {quantity.name}", caption, paint, 1.1 + 0.3 * len(rows))]
+    return [draw(f"{name}-bars", f"{title}: {quantity.name}", caption, paint, 1.1 + 0.32 * len(rows))]
 
 
 def _figure2(name: str, rows: set[str]) -> Figure:

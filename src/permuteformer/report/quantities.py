@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from permuteformer.report.records import FINISHED, Record, number
+from permuteformer.words import duration
 from permuteformer.words import size_in_words
 
 
@@ -51,18 +52,6 @@ def significant(value: float) -> str:
     if abs(value) < 1e-4:
         return f"{value:.3g}"
     return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
-
-
-def duration(seconds: float) -> str:
-    """Time as people say it.
-
-    >>> duration(12.34), duration(754), duration(86_000)
-    ('12.3 s', '12 min 34 s', '23 h 53 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds) // 60
-    return f"{minutes} min {round(seconds) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def metric_quantity(record: Record) -> Quantity:

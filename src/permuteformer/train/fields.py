@@ -55,9 +55,10 @@ def experiment_from_words(task: str, model: str | None, words: Iterable[str], gi
 
 def listing(task: str) -> list[tuple[str, str, str, str]]:
     """Every field for a task: its name, whose it is, its value unless told, and what it is."""
-    made = build_task(task, {"path": "."} if "path" in TASKS.options(task) else {})  # nothing is read before it is asked for
-    _, changed, usual = defaults(task, made.kind, made.grid is not None)
-    told, described, of_task = attribute_docs(Experiment), argument_docs(PermuteFormerConfig), argument_docs(type(made))
+    made = TASKS[task]
+    has_grid = task == "images" if "path" in TASKS.options(task) else build_task(task, {}).grid is not None
+    _, changed, usual = defaults(task, made.kind, has_grid)
+    told, described, of_task = attribute_docs(Experiment), argument_docs(PermuteFormerConfig), argument_docs(made)
     rows = [
         (_word(field.name), "training", _shown(usual.get(field.name, field.default)), told[field.name])
         for field in dataclasses.fields(Experiment)

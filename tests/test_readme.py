@@ -7,6 +7,7 @@ import json
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,7 @@ def with_numbers(page: Path) -> str:
     text = page.read_text()
     for part in re.findall(r"<!-- (\w+) -->", text):
         rows = NUMBERS[part]()
-        if part in ("import", "long", "pairs"):  # in a sentence
+        if part in ("import", "long", "pairs", "kernel"):  # in a sentence
             text = re.sub(rf"<!-- {part} -->.*?(?= times| \(`python| %)", f"<!-- {part} -->{rows[0]}", text)
         else:
             table = "".join(f"| {row} |\n" for row in rows)
@@ -156,6 +157,33 @@ def data() -> list[str]:
     ]
 
 
+def experiment(name: str) -> Any:
+    """A table of the runs in small, as reports have it."""
+    from permuteformer.report import build_report
+
+    tables = build_report([ROOT / "results" / "experiments" / "small" / "results.jsonl"]).tables
+    return next(table for table in tables if table.name.startswith(name))
+
+
+def table4() -> list[str]:
+    table = experiment("table-4")
+    (column,) = table.columns
+    cells = [(row.leads[0], table.cell(row, column)) for row in table.rows]
+    return [f"{title} | {cell.text} {cell.detail} | {cell.paper_text}" for title, cell in cells]
+
+
+def kernel() -> list[str]:
+    """The most that any head gives the token before, on average."""
+    looks = {line["row"]: line["looks"]["kernel"] for line in lines("looks", "experiments/small")}
+    most = [max(head[1] for layer in looks[row]["layers"] for head in layer) for row in ("transformer-lm", "permuteformer-lm")]
+    return [" and ".join(f"{100 * weight:.0f}" for weight in most)]
+
+
+def length() -> list[str]:
+    table = experiment("length")
+    return [" | ".join([row.leads[0], *(table.cell(row, column).text for column in table.columns)]) for row in table.rows]
+
+
 FACTS = {"accepted": "8.3 %", "mean": "1,035", "median": "954", "p10": "577", "p90": "1,643"}
 FREQUENCIES = ".168 .087 .078 .082 .089 .087 .077 .073 .088 .169"
 
@@ -184,7 +212,7 @@ def pairs() -> list[str]:
 
 
 NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
-NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
+NUMBERS |= {"table4": table4, "kernel": kernel, "length": length, "data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 
 if __name__ == "__main__":
     for page in (README, DATA_PAGE):

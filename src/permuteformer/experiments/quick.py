@@ -10,16 +10,16 @@ from permuteformer.experiments.wikitext import ALSO, ROWS, longer
 LENGTH = 256
 
 LM_SIZES: dict[str, Any] = {
-    "hidden_size": 128,
-    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 256,
+    "intermediate_size": 128,
     "hidden_dropout": 0.0,
 }
 LM_SETTINGS: dict[str, Any] = {
-    "steps": 300,
+    "steps": 400,
     "batch_size": 16,
-    "learning_rate": 2e-3,
+    "learning_rate": 4e-3,
     "warmup_steps": 50,
     "adam_beta2": 0.98,
     "evaluate_every": 50,
@@ -44,7 +44,7 @@ TABLE4 = Table(
     ),
 )
 
-IMAGE_SIZES: dict[str, Any] = {"hidden_dropout": 0.1}
+IMAGE_SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_dropout": 0.0}
 
 TABLE1 = Table(
     name="1",
@@ -56,20 +56,20 @@ TABLE1 = Table(
             task="digits",
             model="{row}-image",
             model_fields=IMAGE_SIZES,
-            settings={"epochs": 10, "batch_size": 32, "learning_rate": 3e-3, "warmup_steps": 100},
+            settings={"epochs": 12, "batch_size": 16, "learning_rate": 2e-3, "warmup_steps": 100, "evaluation_batch_size": 64},
         ),
     ),
 )
 
 
-def speed_columns(lengths: tuple[int, ...], **settings: Any) -> tuple[Column, ...]:
+def speed_columns(lengths: tuple[int, ...], sizes: dict[str, Any], **settings: Any) -> tuple[Column, ...]:
     """Training steps of language models at growing lengths, the same number of tokens each."""
     return tuple(
         Column(
             name=str(length),
             task="lm-bytes",
             model="{row}",
-            model_fields=LM_SIZES,
+            model_fields=sizes,
             settings={"kind": "training", "length": length, "batch_size": max(lengths) // length, "repeats": 2, **settings},
         )
         for length in lengths
@@ -80,7 +80,7 @@ SPEED = Table(
     name="speed",
     title="a training step against the length",
     rows=("transformer-lm", "performer-lm", "permuteformer-lm"),
-    columns=speed_columns((512, 1024, 2048, 4096)),
+    columns=speed_columns((512, 2048, 8192), LM_SIZES),
     kind="measurement",
 )
 

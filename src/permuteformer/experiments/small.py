@@ -9,9 +9,17 @@ from typing import Any
 
 from permuteformer.experiments import lra, wikitext
 from permuteformer.experiments.plan import Column, Plan, Table
-from permuteformer.experiments.quick import LM_SIZES, speed_columns
+from permuteformer.experiments.quick import speed_columns
 
 LENGTH = 512
+
+LM_SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "hidden_dropout": 0.0,
+}
 
 ENCODER_SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -103,7 +111,7 @@ SPEED = Table(
     name="speed",
     title="a training step against the length",
     rows=("transformer-lm", "performer-lm", "permuteformer-lm"),
-    columns=speed_columns((512, 1024, 2048, 4096, 8192, 16_384), repeats=3),
+    columns=speed_columns((512, 1024, 2048, 4096, 8192, 16_384), LM_SIZES, repeats=3),
     kind="measurement",
 )
 

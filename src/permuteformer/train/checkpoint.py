@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from permuteformer.folders import whole_folder
+from permuteformer.folders import flush, whole_folder
 
 SUMS = "sums.json"
 STATE = "state.json"
@@ -36,26 +36,31 @@ class Damaged(ValueError):
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> Path:
-    """Write a checkpoint into ``folder``, whole or not at all. One that is there for this step is written anew."""
-    path = folder / f"step-{step:09d}"
-    shutil.rmtree(path, ignore_errors=True)
+    """Write a checkpoint into ``folder``, whole or not at all. It takes the place of one of the same step when it is written."""
+    path = folder / _name(step)
     with whole_folder(path) as partial:
         for name, group in tensors.items():
             save_file({key: value.contiguous() for key, value in group.items()}, partial / f"{name}.safetensors")
         (partial / STATE).write_text(json.dumps(state))
         (partial / SUMS).write_text(json.dumps({file.name: _sum(file) for file in sorted(partial.iterdir())}))
+        if path.exists():
+            for file in partial.iterdir():  # the old one stays until the disk has the new one
+                flush(file)
+            replaced = path.with_name(f".{path.name}.replaced")
+            shutil.rmtree(replaced, ignore_errors=True)
+            path.rename(replaced)
     return path
 
 
 def steps(folder: Path) -> list[int]:
     """The steps there are checkpoints of, in order."""
-    found = (re.fullmatch(r"step-(\d{9})", path.name) for path in folder.glob("step-*"))
+    found = (re.fullmatch(r"step-(\d{9,})", path.name) for path in folder.glob("step-*"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def load(folder: Path, step: int) -> Checkpoint:
     """Read a checkpoint; raises ``Damaged`` where a byte is not what was written."""
-    path = folder / f"step-{step:09d}"
+    path = folder / _name(step)
     try:
         sums = json.loads((path / SUMS).read_bytes())
         wrong = [name for name, value in sums.items() if _sum(path / name) != value]
@@ -81,12 +86,24 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, problems
 
 
-def tidy(folder: Path, keep: set[int], last: int = 2) -> None:
-    """Delete all but the ``last`` checkpoints and those of the steps to ``keep``: one before the last is there if that is damaged."""
+def tidy(folder: Path, newest: int, keep: set[int], last: int = 2) -> None:
+    """Delete all but the ``last`` checkpoints up to step ``newest`` and those of the steps to ``keep``.
+
+    One before the last is there in case that is damaged. Those after ``newest`` were damaged, else the run had gone on from them. What a
+    killed process left behind goes too.
+    """
     there = steps(folder)
-    for step in there[:-last]:
-        if step not in keep:
-            shutil.rmtree(folder / f"step-{step:09d}", ignore_errors=True)
+    kept = {step for step in there if step <= newest}
+    kept = {*sorted(kept)[-last:], *(kept & keep)}
+    for step in there:
+        if step not in kept:
+            shutil.rmtree(folder / _name(step), ignore_errors=True)
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09d}"
 
 
 def _sum(path: Path) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import resource
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ import permuteformer
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
 
+ABSOLUTE = re.compile(r"""(?<![^\s=:,"'\[({])(?:file://|~)?/(?:[^\s/,"'\])}]*/)*([^\s/,"'\])}]*)""")
+"""A path from the root, at the beginning of a word or after a sign within it; the last name is kept."""
+
 
 def environment(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
     """What numbers depend on besides the experiment. No name of a machine or a person is in it."""
     return {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": ["permuteformer", *(Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:])],
+        "command": ["permuteformer", *map(without_folders, sys.argv[1:])],
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
@@ -33,6 +38,25 @@ def environment(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
         "processes": processes,
         "versions": {"permuteformer": permuteformer.__version__, **{name: version(name) for name in PACKAGES}},
     }
+
+
+def resumed(first: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment of a run that goes on: that of its beginning, and of each time after it what differs.
+
+    >>> resumed({"started": 1, "cores": 2}, {"started": 5, "cores": 2})
+    {'started': 1, 'cores': 2, 'resumed': [{'started': 5}]}
+    """
+    differing = {name: value for name, value in now.items() if first.get(name) != value}
+    return {**first, "resumed": [*first.get("resumed", []), differing]}
+
+
+def without_folders(word: str) -> str:
+    """A word of a command line, where of paths from the root only the last name is left.
+
+    >>> [without_folders(word) for word in ("train", "/home/me/data.csv", "--output=/runs/a", "--corpus", "a/b", "1/2")]
+    ['train', 'data.csv', '--output=a', '--corpus', 'a/b', '1/2']
+    """
+    return ABSOLUTE.sub(r"\1", word)
 
 
 def peak_memory(device: torch.device) -> int:

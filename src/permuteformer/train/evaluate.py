@@ -14,6 +14,9 @@ from permuteformer.models import PermuteFormerConfig
 from permuteformer.tasks import Task
 from permuteformer.train.build import inputs
 from permuteformer.train.feed import evaluation_batches
+from permuteformer.train.interrupt import Interrupted
+from permuteformer.train.state import same_random_numbers_after
+from permuteformer.train.together import total
 
 
 def evaluate(
@@ -26,22 +29,23 @@ def evaluate(
     items: int | None = None,
     accelerator: Accelerator | None = None,
     progress: Callable[[int], None] = lambda items: None,
+    interrupted: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """The task's metrics on a split, or on ``items`` of it.
+    """The task's metrics on a split, or on ``items`` of it. The model and random numbers are left as they were.
 
     Batches are dealt to the processes; their sums are added in the order of the batches, without rounding in between, so that the
-    number of processes does not show.
+    number of processes does not show. Where ``interrupted`` becomes true on one of them, all raise ``Interrupted``.
     """
-    accelerator = accelerator or Accelerator()
+    accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())
+    process, processes = accelerator.process_index, accelerator.num_processes
     was_training = model.training
     model.eval()
     sums: list[tuple[int, dict[str, float]]] = []
-    process, processes = accelerator.process_index, accelerator.num_processes
     try:
-        with torch.no_grad():
-            for number, batch in evaluation_batches(
-                task, split, batch_size=batch_size, items=items, process=process, processes=processes
-            ):
+        with torch.no_grad(), same_random_numbers_after(accelerator.device):
+            for number, batch in evaluation_batches(task, split, batch_size=batch_size, items=items, process=process, processes=processes):
+                if interrupted is not None and total(accelerator, interrupted())[0]:
+                    raise Interrupted
                 batch = batch.to(accelerator.device)
                 given = inputs(batch, config, task.kind)
                 if task.kind == "lm":

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from permuteformer.tasks import Batch, Task
+from permuteformer.tasks.base import UNSCORED
 from permuteformer.tasks.batches import BatchSampler
+from permuteformer.train.interrupt import ignore_signals
 
 
 @dataclass(frozen=True)
-class Share:
-    """One process's part of a batch, in the pieces that it computes at a time."""
+class Piece:
+    """Items that a process computes at a time. Its share of a batch is a list of them, of the same length on all processes."""
 
-    pieces: list[Batch]
-    counts: bool
-    """False where a batch has fewer items than there are processes: this one computes along, and adds nothing."""
+    batch: Batch
+    counts: bool = True
+    """False where a process has nothing left when another has: it computes along, since they wait for each other, and adds nothing."""
+
+    @property
+    def scored(self) -> int:
+        """Labels that the loss is the mean over."""
+        return int((self.batch.labels != UNSCORED).sum()) if self.counts else 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are not padding."""
+        masks = (self.batch.key_mask, self.batch.second_key_mask)
+        return sum(int(mask.sum()) for mask in masks if mask is not None) if self.counts else 0
+
+    def to(self, device: torch.device) -> Piece:
+        """The same on another device."""
+        return Piece(self.batch.to(device), self.counts)
 
 
 def chosen(count: int, items: int | None) -> np.ndarray:
@@ -42,17 +61,20 @@ def training_batches(
     process: int = 0,
     processes: int = 1,
     workers: int = 0,
-) -> DataLoader[Share]:
+) -> DataLoader[list[Piece]]:
     """The shares of one epoch, from its batch number ``start`` on. All processes together see the batches of one process."""
     dataset = task.dataset("train")
     used = chosen(len(dataset), items)
-    order = BatchSampler(
-        len(used), batch_size, seed=seed, epoch=epoch, lengths=task.lengths("train")[used] if by_length else None, start=start
-    )
-
-    shares = _Shares(order, process, processes)
+    lengths = task.lengths("train")[used] if by_length else None
+    order = BatchSampler(len(used), batch_size, seed=seed, epoch=epoch, lengths=lengths, start=start)
     return DataLoader(
-        _Chosen(dataset, used), batch_sampler=shares, collate_fn=_Pieces(task, micro_batch_size), num_workers=workers  # type: ignore[arg-type]
+        _Chosen(dataset, used),  # type: ignore[arg-type]
+        batch_sampler=_Shares(order, process, processes, micro_batch_size),
+        collate_fn=_Pieces(task, micro_batch_size),
+        num_workers=workers,
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,  # else they outlive a process that is killed
+        worker_init_fn=ignore_signals,
+        generator=torch.Generator(),  # else it draws from the numbers of dropout, once for every time that a run goes on
     )
 
 
@@ -66,40 +88,50 @@ def evaluation_batches(
     """
     dataset = task.dataset(split)
     used = chosen(len(dataset), items)
-    order = BatchSampler(len(used), batch_size, shuffle=False, lengths=task.lengths(split)[used])
-    batches = list(order)
+    batches = list(BatchSampler(len(used), batch_size, shuffle=False, lengths=task.lengths(split)[used]))
     for number in range(process, -(-len(batches) // processes) * processes, processes):
         own = number < len(batches)
-        yield number if own else -1, task.collate([dataset[int(used[n])] for n in batches[number if own else 0]])
+        yield number if own else -1, task.collate(_items(dataset, used[batches[number if own else 0]]))
 
 
 class _Shares(Sampler[list[int]]):
-    """Of each batch the items of one process; where there are too few, one that does not count, as a negative number."""
+    """Of each batch the items of one process; and one that does not count, as a negative number, if it has a piece less than others."""
 
-    def __init__(self, order: BatchSampler, process: int, processes: int) -> None:
-        self.order, self.process, self.processes = order, process, processes
+    def __init__(self, order: BatchSampler, process: int, processes: int, piece: int | None) -> None:
+        self.order, self.process, self.processes, self.piece = order, process, processes, piece
 
     def __len__(self) -> int:
         return len(self.order)
 
     def __iter__(self) -> Iterator[list[int]]:
         for ids in self.order:
-            yield ids[self.process :: self.processes] or [~ids[0]]
+            own = ids[self.process :: self.processes]
+            most = -(-len(ids) // self.processes)
+            piece = self.piece or most
+            yield own + [~ids[0]] * (-(-most // piece) - -(-len(own) // piece))
 
 
 class _Chosen(Dataset[tuple[Any, bool]]):
     def __init__(self, items: Sequence[Any], used: np.ndarray) -> None:
         self.items, self.used = items, used
 
-    def __getitem__(self, n: int) -> tuple[Any, bool]:
-        return self.items[int(self.used[n if n >= 0 else ~n])], n >= 0
+    def __getitems__(self, numbers: list[int]) -> list[tuple[Any, bool]]:
+        items = _items(self.items, self.used[[n if n >= 0 else ~n for n in numbers]])
+        return [(item, n >= 0) for item, n in zip(items, numbers, strict=True)]
 
 
 class _Pieces:
     def __init__(self, task: Task, size: int | None) -> None:
         self.task, self.size = task, size
 
-    def __call__(self, items: Sequence[tuple[Any, bool]]) -> Share:
-        size = self.size or len(items)
-        pieces = [self.task.collate([item for item, _ in items[n : n + size]]) for n in range(0, len(items), size)]
-        return Share(pieces, items[0][1])
+    def __call__(self, items: Sequence[tuple[Any, bool]]) -> list[Piece]:
+        own = [item for item, counts in items if counts]
+        size = self.size or max(len(own), 1)
+        pieces = [Piece(self.task.collate(own[n : n + size])) for n in range(0, len(own), size)]
+        return pieces + [Piece(self.task.collate([item]), counts=False) for item, counts in items if not counts]
+
+
+def _items(dataset: Sequence[Any], numbers: np.ndarray) -> list[Any]:
+    """All at once where a dataset can, which takes a tenth of the time."""
+    at_once = getattr(dataset, "__getitems__", None)
+    return list(at_once(numbers.tolist())) if at_once else [dataset[n] for n in numbers.tolist()]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from permuteformer.folders import whole_folder
+from permuteformer.models import PermuteFormerConfig
+from permuteformer.models.backbone import PermuteFormerPreTrainedModel
 from permuteformer.tasks import TASKS, Task
 from permuteformer.tokens import PAPER
 from permuteformer.train import checkpoint
+from permuteformer.train.build import build_model
 from permuteformer.train.looks import look
-from permuteformer.train.run import LOOKS, RESULT
+from permuteformer.train.run import LOOKS, RESULT, Run
 from permuteformer.train.state import load_model, model_tensors
 
 if TYPE_CHECKING:
@@ -22,48 +28,66 @@ LOOKED_AT = 4
 
 def finish(trainer: Trainer) -> dict[str, Any]:
     """Test the weights of the best validation, and write the model and the result."""
-    run, cursor, task = trainer.run_folder, trainer.cursor, trainer.task
-    if cursor.best_step not in (None, cursor.step):
-        best = checkpoint.load(run.checkpoints, cursor.best_step)  # type: ignore[arg-type]
-        load_model(trainer.bare, best.tensors["model"])
+    run, cursor, task, bare = trainer.run_folder, trainer.cursor, trainer.task, trainer.updater.bare
+    if cursor.best_step is not None and cursor.best_step != cursor.step:
+        load_model(bare, _best(run, cursor.best_step))
     test = trainer.evaluate("test")
     trainer.tell("test", "test", test)
     for length in trainer.experiment.test_lengths:
-        longer = _at_length(task, length)
-        trainer.tell("length", "test", trainer.evaluate("test", longer), length=length, times=length / task.max_length)
-    weights = model_tensors(trainer.bare)
+        metrics = trainer.evaluate("test", _at_length(task, length))
+        trainer.tell("length", "test", metrics, length=length, times=length / task.max_length)
+    weights = model_tensors(bare)
     result = {**trainer.summary("finished"), "value": test[task.metric], "test": test}
-    if trainer.accelerator.is_main_process:
-        _save_model(trainer, weights)
-        if not trainer.how.shard:
-            dataset = task.dataset("validation")
-            batch = task.collate([dataset[n] for n in range(min(LOOKED_AT, len(dataset)))])
-            run.write(LOOKS, look(trainer.bare, task, batch.to(trainer.accelerator.device)))
+
+    def write() -> None:
+        model = build_model(trainer.config, task.kind).eval()  # whole and plain, whatever became of the one that was trained
+        load_model(model, weights)
+        _save(model, task, run)
+        dataset = task.dataset("validation")
+        batch = task.collate([dataset[n] for n in range(min(LOOKED_AT, len(dataset)))])
+        run.write(LOOKS, look(model if trainer.how.shard else model.to(trainer.accelerator.device), task, batch))
         run.write(RESULT, result)
-    trainer.accelerator.wait_for_everyone()
+
+    trainer.teller.on_main(write)
     return result
+
+
+def check_lengths(task: Task, config: PermuteFormerConfig, lengths: Iterable[int]) -> None:
+    """Raise before training where a model cannot be tested at these lengths after it."""
+    for length in lengths:
+        _at_length(task, length)
+        for part in (config.attention, *config.position):
+            if part.get("max_length", length) < length:
+                raise ValueError(f"test_lengths has {length}, and {part['name']} of this model ends at {part['max_length']}: leave it out")
 
 
 def _at_length(task: Task, length: int) -> Task:
     """The same text in windows of another length, of which as large a part is context."""
     if task.kind != "lm":
-        raise ValueError(f"test_lengths are of language models; {task.name} is a task of kind {task.kind!r}")
+        raise ValueError(f"test_lengths are of language models; {task.name} is a task of kind {task.kind!r}: leave them out")
     options = {name: getattr(task, name) for name in TASKS.options(task.name)}
     longer: Task = type(task)(**{**options, "length": length, "context": length * options["context"] // options["length"]})
     return longer
 
 
-def _save_model(trainer: Trainer, weights: dict[str, Any]) -> None:
+def _best(run: Run, step: int) -> dict[str, Tensor]:
+    try:
+        return checkpoint.load(run.checkpoints, step).tensors["model"]
+    except checkpoint.Damaged as error:
+        raise checkpoint.Damaged(f"{error}. It has the best weights, which are to be tested: train anew in another folder") from error
+
+
+def _save(model: PermuteFormerPreTrainedModel, task: Task, run: Run) -> None:
     """A folder for ``from_pretrained``, with the tokenizer where there is one."""
     import transformers
 
     from permuteformer.models.tokenizer import ByteTokenizer, tokenizer_of_words
 
     transformers.logging.disable_progress_bar()  # "writing shards", of which there is one
-    path, task = trainer.run_folder.path / "model", trainer.task
+    path = run.path / "model"
     shutil.rmtree(path, ignore_errors=True)
     with whole_folder(path) as partial:
-        trainer.bare.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
+        model.save_pretrained(partial)
         if words := getattr(task, "vocabulary", None):
             tokenizer_of_words(words).save_pretrained(partial)
         elif task.grid is None and task.vocab_size == PAPER.size:

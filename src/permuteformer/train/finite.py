@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+SHOWN = 20
+"""Items that are named in a sentence; the rest is counted."""
+
 
 class NotFinite(ArithmeticError):
-    """Training met a number that is not finite; nothing of it is kept."""
+    """Training met a number that is not finite; nothing of the step is kept."""
 
 
 def first_bad_layer(model: nn.Module, forward: Callable[[], Any]) -> str:
@@ -37,21 +40,33 @@ def first_bad_layer(model: nn.Module, forward: Callable[[], Any]) -> str:
 
 
 def bad_gradients(model: nn.Module) -> str:
-    """The parameters whose gradients are not finite; those nearest to the loss come last in a model, and began it."""
-    bad = [name for name, p in model.named_parameters() if p.grad is not None and _is_bad(_local(p.grad))]
-    if not bad:
-        return "none on this process"
-    return bad[-1] + (f" and {len(bad) - 1} more below it" if len(bad) > 1 else "")
+    """The parameters whose gradients are not finite, as far as this process has them. The last is nearest to the loss, and began it."""
+    bad = [name for name, p in model.named_parameters() if p.grad is not None and _is_bad(p.grad)]
+    return "".join(bad[-1:]) + (f" and {len(bad) - 1} more below it" if len(bad) > 1 else "")
+
+
+def bad_weights(model: nn.Module) -> str:
+    """The parameters that are not finite."""
+    bad = [name for name, p in model.named_parameters() if _is_bad(p)]
+    return _some(bad) if bad else "none"
+
+
+def item_numbers(ids: Sequence[int]) -> str:
+    """Items in words, each once.
+
+    >>> item_numbers([4, 7, 4])
+    'items 4, 7'
+    """
+    return f"items {_some(list(dict.fromkeys(ids)))}"
+
+
+def _some(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _is_bad(x: Tensor) -> bool:
-    return x.is_floating_point() and not bool(torch.isfinite(_local(x)).all())
-
-
-def _local(x: Tensor) -> Tensor:
-    """What this process has of a tensor that is shared out."""
-    local: Tensor = x.to_local() if hasattr(x, "to_local") else x
-    return local
+    own: Tensor = x.to_local() if hasattr(x, "to_local") else x  # what this process has of it
+    return own.is_floating_point() and not bool(torch.isfinite(own).all())
 
 
 def _tensors(out: Any) -> Iterator[Tensor]:

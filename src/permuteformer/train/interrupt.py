@@ -8,6 +8,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
+class Interrupted(Exception):
+    """A signal came, to this process or another one of the run; all of them raise this together."""
+
+
 class Interruption:
     """Within it the first signal is remembered, to be asked for between steps; a second Ctrl-C interrupts at once."""
 
@@ -29,3 +33,9 @@ class Interruption:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
+
+
+def ignore_signals(worker: int) -> None:
+    """For processes that make batches: a signal to the whole group is the business of the one that they work for."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 import permuteformer
 from permuteformer.experiments.base import Experiment
-from permuteformer.folders import read_json, write_json, write_whole
+from permuteformer.folders import flush, read_json, write_json
 
 FORMAT = 1
 """Of run folders. Another number is another layout."""
@@ -27,6 +27,9 @@ EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOOKS, LOG = (
     "looks.json",
     "log.txt",
 )
+
+UNBEGUN = (".lock", f"{EXPERIMENT}.new")
+"""What a process leaves that is killed before it has begun."""
 
 
 class Run:
@@ -50,12 +53,22 @@ class Run:
         try:
             self._lock.acquire()
         except Timeout:
-            raise BlockingIOError(f"{self.path} is in use by another process: wait for it to end, or choose another folder") from None
+            raise BlockingIOError(
+                f"{self.path} is in use by another process: wait for it to end, or choose another folder with --output"
+            ) from None
+        try:
+            self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        check_folder(self.path, self.experiment)  # once more, now that nobody else can change it
         if not (self.path / EXPERIMENT).exists():
             content = {"format": FORMAT, "version": permuteformer.__version__, "experiment": self.experiment.to_json(), **self.about}
             write_json(self.path / EXPERIMENT, content)
         self.checkpoints.mkdir(exist_ok=True)
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._lock.release()
@@ -71,25 +84,32 @@ class Run:
         return read_json(self.path / RESULT)
 
     def record(self, event: str, **values: Any) -> None:
-        """Add a line to the metrics, on the disk when this returns."""
+        """Add a line to the metrics."""
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}) + "\n")
 
-    @property
     def recorded(self) -> int:
-        """Bytes of the metrics."""
+        """Bytes of the metrics, which the disk has when this returns."""
         path = self.path / METRICS
-        return path.stat().st_size if path.exists() else 0
+        if not path.exists():
+            return 0
+        flush(path)
+        return path.stat().st_size
 
     def rewind(self, recorded: int) -> None:
         """Forget what was recorded after so many bytes: it will happen again."""
         path = self.path / METRICS
-        if path.exists():
-            write_whole(path, path.read_bytes()[:recorded])
+        if path.exists() and path.stat().st_size > recorded:
+            os.truncate(path, recorded)
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a file of the folder, whole or not at all."""
         write_json(self.path / name, dict(content))
+
+    def go_on(self, environment: Mapping[str, Any]) -> None:
+        """Note where the run is carried on. What came of it before does not hold any more."""
+        (self.path / RESULT).unlink(missing_ok=True)
+        self.write(ENVIRONMENT, environment)
 
     def log(self, text: str) -> None:
         """Add a line to the log."""
@@ -100,16 +120,11 @@ class Run:
 
 def check_folder(path: Path, experiment: Experiment) -> None:
     """Raise unless ``path`` is free, or a run of this very experiment, begun by this version."""
-    if not path.exists() or (path.is_dir() and not any(entry.name != ".lock" for entry in path.iterdir())):
+    if not path.exists() or (path.is_dir() and not any(entry.name not in UNBEGUN for entry in path.iterdir())):
         return
-    content = read_json(path / EXPERIMENT) if path.is_dir() else {}
-    if not content:
+    if not (path / EXPERIMENT).exists():
         raise FileExistsError(f"{path} is there and is no run folder: choose another one with --output")
-    if content.get("format") != FORMAT or content.get("version") != permuteformer.__version__:
-        raise ValueError(
-            f"{path} was begun by version {content.get('version')} (format {content.get('format')}), and this is {permuteformer.__version__} "
-            f"(format {FORMAT}): go on with that version, or choose another folder with --output"
-        )
+    content = read_run(path)
     there, wanted = content.get("experiment", {}), json.loads(json.dumps(experiment.to_json()))
     differing = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
     if differing:
@@ -117,11 +132,23 @@ def check_folder(path: Path, experiment: Experiment) -> None:
         raise ValueError(f"{path} is of another experiment: {words}. Choose another folder with --output")
 
 
+def finished(path: Path, experiment: Experiment) -> dict[str, Any]:
+    """The result of this experiment in ``path``, if it came to its end; else nothing. Raises as ``check_folder``."""
+    check_folder(path, experiment)
+    result = read_json(path / RESULT)
+    return result if result.get("status") == "finished" else {}
+
+
 def read_run(path: Path) -> dict[str, Any]:
-    """What the ``experiment.json`` of a run folder says."""
+    """What the ``experiment.json`` of a run folder says, which this version can go on with."""
+    if not (path / EXPERIMENT).exists():
+        raise FileNotFoundError(f"{path} is no run folder: it has no {EXPERIMENT}; `permuteformer train` makes one")
     content = read_json(path / EXPERIMENT)
     if not content:
-        raise FileNotFoundError(f"{path} is no run folder: it has no {EXPERIMENT}; `permuteformer train` makes one")
-    if content.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {content.get('format')} (version {content.get('version')}), and this version reads {FORMAT}")
+        raise ValueError(f"{path / EXPERIMENT} is damaged: begin anew in another folder")
+    if content.get("format") != FORMAT or content.get("version") != permuteformer.__version__:
+        raise ValueError(
+            f"{path} was begun by version {content.get('version')} (format {content.get('format')}), and this is "
+            f"{permuteformer.__version__} (format {FORMAT}): go on with that version, or choose another folder with --output"
+        )
     return content

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 
 @dataclass
 class Cursor:
-    """How far a run has come."""
+    """How far a run has come; the same on all processes."""
 
     step: int = 0
     """Updates made."""
     seconds: float = 0.0
     """Time of training, without evaluation and checkpoints."""
     tokens: int = 0
+    unvalidated: bool = False
+    """Whether a validation is due after this step and was not made yet."""
     best_step: int | None = None
     best: dict[str, float] = field(default_factory=dict)
     """Metrics of the best validation."""
     loss: float = 0.0
-    """Sum of the loss since the last line of the record, weighted by what counted."""
+    """Sum of the loss since the last line of the record, over all that counted."""
     counted: float = 0.0
     lines_seconds: float = 0.0
     """``seconds`` and ``tokens`` at the last line of the record."""
@@ -57,67 +61,98 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
     """Adam's moments and counts by the names of the weights. All processes must call it."""
     return {
         f"{name}/{key}": _whole(value)
-        for name, parameter in model.named_parameters()
+        for name, parameter in _parameters(model).items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 
 
 def load_optimizer(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Put Adam's state in place."""
-    parameters = dict(model.named_parameters())
+    parameters = _parameters(model)
     optimizer.state.clear()
     for name, value in tensors.items():
         weight, _, key = name.rpartition("/")
         like = parameters[weight]
-        moments = value.shape == like.shape
-        count = value.to(like.device if optimizer.defaults.get("fused") else "cpu")
-        optimizer.state[like][key] = (_shared_out(value, like) if moments else count).clone()
+        count_device = like.device if optimizer.defaults.get("fused") else "cpu"
+        optimizer.state[like][key] = (value.to(count_device) if key == "step" else _shared_out(value, like)).clone()
 
 
-def random_state() -> dict[str, Any]:
+def random_state(device: torch.device) -> dict[str, Any]:
     """The state of every generator of random numbers of this process, as plain data."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    own, on_device = torch_random_state(device)
     return {
         "python": [version, list(words), gauss],
         "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "torch": _hex(own),
+        "device": None if on_device is None else _hex(on_device),
     }
 
 
-def set_random_state(state: Mapping[str, Any]) -> None:
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     """Go on with random numbers where they were."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(_bytes(state["torch"]))
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all([_bytes(entry) for entry in state["cuda"]])
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    on_device = state.get("device")
+    set_torch_random_state((_unhex(state["torch"]), None if on_device is None else _unhex(on_device)), device)
+
+
+def torch_random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Of torch alone, which is quick: the computer's, and the device's where it is another one."""
+    return torch.get_rng_state(), None if device.type == "cpu" else torch.get_device_module(device.type).get_rng_state(device)
+
+
+def set_torch_random_state(states: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    """The reverse."""
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.get_device_module(device.type).set_rng_state(states[1], device)
+
+
+@contextmanager
+def same_random_numbers_after(device: torch.device) -> Iterator[None]:
+    """Random numbers go on after the block as if it had not been."""
+    before = random_state(device)
+    try:
+        yield
+    finally:
+        set_random_state(before, device)
 
 
 def seed_all(seed: int) -> None:
     """Begin all random numbers anew."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
 
 
-def _bytes(text: str) -> Tensor:
+def _hex(state: Tensor) -> str:
+    return state.numpy().tobytes().hex()
+
+
+def _unhex(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:
     """What a model is loaded from: its parameters, each once, and its buffers that are saved."""
-    parameters = dict(model.named_parameters())
+    parameters = _parameters(model)
     saved = {name for name, value in model.state_dict(keep_vars=True).items() if not isinstance(value, nn.Parameter)}
     return {**parameters, **{name: value for name, value in model.named_buffers() if name in saved}}
 
 
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    if isinstance(model, FSDPModule):
+        model.reshard()  # after an evaluation it has some weights whole, which are not those that the optimiser knows
+    return dict(model.named_parameters())
+
+
 def _whole(value: Tensor) -> Tensor:
-    full: Tensor = value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
-    return full.cpu()
+    full: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return full.detach().cpu()
 
 
 def _shared_out(value: Tensor, like: Tensor) -> Tensor:

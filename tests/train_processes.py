@@ -125,7 +125,7 @@ def steps(folder):
 
 @functools.cache
 def _prepared():
-    PREPARED.mkdir()
+    PREPARED.mkdir(exist_ok=True)
     atexit.register(shutil.rmtree, PREPARED, ignore_errors=True)
     return PREPARED
 

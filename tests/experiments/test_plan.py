@@ -49,10 +49,7 @@ def test_every_number_of_the_paper_has_a_cell(table):
 
 
 def test_without_2d_a_text_is_the_same_run():
-    text, image = (
-        PLANS["paper"].cells(["1"], ["permuteformer", "permuteformer-1d"], [column], seeds=1)
-        for column in ("text", "image")
-    )
+    text, image = (PLANS["paper"].cells(["1"], ["permuteformer", "permuteformer-1d"], [column], seeds=1) for column in ("text", "image"))
     assert text[0].same_work(text[1])
     assert not image[0].same_work(image[1])
 

@@ -148,6 +148,7 @@ def test_an_error_of_the_main_process_ends_all(tmp_path):
     assert os.listdir(tmp_path / "run") == ["note.txt"]
 
 
+@pytest.mark.skipif(not Path("/proc").exists(), reason="its processes are found in /proc")
 def test_a_lost_process_of_torchrun(tmp_path):
     """By torchrun itself, as a user starts it."""
     folder = tmp_path / "run"

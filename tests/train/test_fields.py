@@ -31,7 +31,8 @@ def test_numbers_below_zero_flags_and_none():
 
 
 def test_json_literals_and_lists():
-    experiment = made("--attention", '{"name": "softmax"}', "--position", '[{"name": "rope"}]', "--pooling", "mean", "--test-lengths", "512,1024")
+    parts = ("--attention", '{"name": "softmax"}', "--position", '[{"name": "rope"}]')
+    experiment = made(*parts, "--pooling", "mean", "--test-lengths", "512,1024")
     assert experiment.model_fields == {
         "hidden_dropout": 0.1,
         "attention": {"name": "softmax"},
@@ -75,7 +76,7 @@ def test_what_is_wrong_is_told(words, message):
 
 
 def test_unknown_tasks_are_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="unknown task 'digit'.*did you mean 'digits'"):
+    with pytest.raises(ValueError, match=r"unknown task 'digit'.*did you mean 'digits'"):
         made(task="digit")
 
 

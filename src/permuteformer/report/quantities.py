@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from permuteformer.report.records import FINISHED, Record, number
-from permuteformer.words import duration
-from permuteformer.words import size_in_words
+from permuteformer.words import duration, size_in_words
 
 
 @dataclass(frozen=True)

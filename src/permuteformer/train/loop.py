@@ -224,6 +224,8 @@ class Trainer:
         """The metrics on a split, of the experiment's number of items. Raises ``Interrupted`` where a signal comes."""
         experiment, task = self.experiment, task or self.task
         items = experiment.validation_items if split == "validation" else experiment.test_items
+        if items is not None:  # of longer windows fewer, so that as many tokens are scored
+            items = max(items * self.task.max_length // task.max_length, 1)
         with self.display.evaluating(split, len(chosen(len(task.dataset(split)), items))) as bar:
             return evaluate(
                 self.updater.bare,

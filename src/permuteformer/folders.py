@@ -45,22 +45,22 @@ class AlreadyThere(FileExistsError):
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, elsewhere: str = "choose another folder") -> Iterator[Path]:
     """A folder to fill, which gets its name ``path`` when the block ends without an exception.
 
     Two processes that make the same folder wait for each other; the second finds it there and gets ``AlreadyThere``. What a killed
-    process left behind is removed by the next one.
+    process left behind is removed by the next one. ``elsewhere`` says what to do where the disk is full, besides making room.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with folder_lock(path):
         if path.exists():
             raise AlreadyThere(f"{path} is there already; delete it, or move it away")
-        with whole_folder(path) as partial:
+        with whole_folder(path, elsewhere) as partial:
             yield partial
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path, elsewhere: str = "choose another folder") -> Iterator[Path]:
     """The same without a lock, for one process at a time."""
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -72,7 +72,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         flush(path.parent)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise OSError(error.errno, f"the disk is full, and nothing is kept of {path}: make room, or choose another folder") from error
+            raise OSError(error.errno, f"the disk is full, and nothing is kept of {path}: make room, or {elsewhere}") from error
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

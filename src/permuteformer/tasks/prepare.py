@@ -114,7 +114,7 @@ def prepare(task: Task, source: Source, progress: Callable[[int], None] | None =
                 shutil.rmtree(folder)
     if not folder.exists():
         try:
-            with new_folder(folder) as partial:
+            with new_folder(folder, "choose another folder with PERMUTEFORMER_CACHE") as partial:
                 _write(task, source, partial, progress)
         except AlreadyThere:
             pass  # another process was faster

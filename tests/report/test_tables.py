@@ -171,7 +171,7 @@ def test_lengths_beyond_the_trained_one():
     records.append(training("transformer-lm", 5.0, 0, "lm", "4", evaluations=lengths({1: 5.0, 2: 8.0, 16: float("inf")})))
     records.append(training("performer-lm", 5.0, 0, "lm", "4"))
     _, table = build_tables(group(records))
-    assert [column.title for column in table.columns] == ["1 × (256 tokens)", "2 × (512 tokens)", "16 × (4,096 tokens)"]
+    assert [column.title for column in table.columns] == ["256 ×1", "512 ×2", "4,096 ×16"]
     assert [row.name for row in table.rows] == ["transformer-lm", "permuteformer-lm"]
     assert at(table, "permuteformer-lm", "1").mean == pytest.approx(5.5)
     assert at(table, "transformer-lm", "16").text == "not finite"

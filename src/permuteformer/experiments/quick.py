@@ -17,7 +17,7 @@ LM_SIZES: dict[str, Any] = {
     "hidden_dropout": 0.0,
 }
 LM_SETTINGS: dict[str, Any] = {
-    "steps": 400,
+    "steps": 360,
     "batch_size": 16,
     "learning_rate": 4e-3,
     "warmup_steps": 50,
@@ -56,7 +56,7 @@ TABLE1 = Table(
             task="digits",
             model="{row}-image",
             model_fields=IMAGE_SIZES,
-            settings={"epochs": 12, "batch_size": 16, "learning_rate": 2e-3, "warmup_steps": 100, "evaluation_batch_size": 64},
+            settings={"epochs": 10, "batch_size": 16, "learning_rate": 2e-3, "warmup_steps": 100, "evaluation_batch_size": 64},
         ),
     ),
 )

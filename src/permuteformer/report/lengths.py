@@ -39,7 +39,7 @@ def length_tables(groups: Sequence[Group]) -> list[Table]:
         quantity = metric_quantity(tested_groups[0].first)
         lengths = {length for group in tested_groups for record in group.records if (length := _trained_length(record))}
         known = len(lengths) == 1
-        columns = [Column(f"{t:g}", f"{t:g} × ({t * min(lengths):,.0f} tokens)" if known else f"{t:g} ×", quantity) for t in times]
+        columns = [Column(f"{t:g}", f"{t * min(lengths):,.0f} ×{t:g}" if known else f"{t:g} ×", quantity) for t in times]
         cells = {}
         for group in tested_groups:
             for column, t in zip(columns, times, strict=True):
@@ -55,7 +55,7 @@ def length_tables(groups: Sequence[Group]) -> list[Table]:
             Table(
                 name=slug(LENGTHS, first.table, first.preset, first.column),
                 title=with_detail(f"Beyond the trained length: {first.column_title}", where, first.preset and f"preset {first.preset}"),
-                caption=f"Test {quantity.title} at multiples of the length that was trained. {SEEDS}",
+                caption=f"Test {quantity.title}; columns are tokens of a text, and how many times the trained length that is. {SEEDS}",
                 columns=tuple(columns),
                 rows=tuple(rows),
                 cells=cells,

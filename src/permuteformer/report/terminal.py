@@ -11,13 +11,17 @@ from rich.text import Text
 from permuteformer.report.table import Cell, Table
 
 
+LEAD_WIDTH = 14
+"""Columns of a narrow terminal that are kept for the longest word of a name."""
+
+
 def print_tables(tables: Iterable[Table], console: Console) -> None:
     """Print tables with the paper's numbers under ours, and whether the order of rows is the paper's."""
     for table in tables:
         console.print(Text(table.title, style="bold"))
         lines = Lines()
         for lead in table.leads:
-            lines.add_column(Text(lead), overflow="fold")
+            lines.add_column(Text(lead), overflow="fold", min_width=min(LEAD_WIDTH, _longest_word(table, lead)))
         for column in table.columns:
             lines.add_column(Text(column.title), justify="right")
         for row in table.rows:
@@ -27,6 +31,12 @@ def print_tables(tables: Iterable[Table], console: Console) -> None:
         if table.agreement is not None:
             console.print(Text(table.agreement.sentence))
         console.print()
+
+
+def _longest_word(table: Table, lead: str) -> int:
+    """What keeps names whole where a terminal is narrow."""
+    place = table.leads.index(lead)
+    return max((len(word) for row in table.rows for word in row.leads[place].split()), default=0)
 
 
 def cell_text(cell: Cell) -> Text:

@@ -41,6 +41,11 @@ def test_the_data_page_runs(monkeypatch, tmp_path):
     assert run(DATA_PAGE)["batch"].input_ids.shape == (64, 66)
 
 
+def test_the_training_page_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run(ROOT / "docs" / "training.md")["result"]["status"] == "finished"
+
+
 def test_the_blocks_run_and_their_additions_hold(namespace):
     import checks
 

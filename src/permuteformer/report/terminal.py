@@ -10,7 +10,6 @@ from rich.text import Text
 
 from permuteformer.report.table import Cell, Table
 
-
 LEAD_WIDTH = 14
 """Columns of a narrow terminal that are kept for the longest word of a name."""
 

@@ -122,10 +122,7 @@ def test_experiments_have_the_papers_numbers_and_the_command():
     assert "permuteformer reproduce --preset paper --table 1" in output
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report", "models", "convert", "data"],
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command):
     output = run(command, "--help")
     assert "Usage:" in output

@@ -24,6 +24,7 @@ SHORT = [
     "none",
     "--quiet",
 ]
+COMMANDS = ["train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report", "models", "convert", "data"]
 
 
 @pytest.fixture(autouse=True)

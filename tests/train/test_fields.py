@@ -44,9 +44,11 @@ def test_json_literals_and_lists():
         made("--attention", "softmax")
 
 
-def test_a_preset_of_ones_choice_keeps_its_own_sizes():
-    assert made(model="performer-image").model_fields == {}
+def test_all_presets_of_a_task_get_the_same_sizes():
+    """What is compared is fair: rows differ in the attention and its positions alone."""
     assert made().model == "permuteformer-image"
+    assert made(model="performer-image").model_fields == made().model_fields == {"hidden_dropout": 0.1}
+    assert made(task="lm-bytes", model="performer-lm").model_fields == made(task="lm-bytes").model_fields
 
 
 def test_prefixes_say_whose_a_field_is(tmp_path):

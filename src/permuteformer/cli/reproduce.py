@@ -16,6 +16,7 @@ from permuteformer.cli.terminal import console, errors_in_words, say
 from permuteformer.words import duration, size_in_words
 
 if TYPE_CHECKING:
+    from permuteformer.experiments import Plan
     from permuteformer.reproduce.jobs import Job
 
 Preset = Annotated[str, typer.Option(help="How large: quick (minutes), small (hours on two cores, real data) or paper (GPUs).")]
@@ -74,23 +75,24 @@ def reproduce(
             _show_plan(todo, _at_once(jobs), place)
             return
         _check_data(todo, place)
-        _run(todo, plan.name, folder, _at_once(jobs), place)
+        _run(todo, plan, folder, _at_once(jobs), place)
 
 
-def _run(todo: list[Job], preset: str, folder: Path, at_once: int, data: str | None) -> None:
+def _run(todo: list[Job], plan: Plan, folder: Path, at_once: int, data: str | None) -> None:
     from permuteformer.report import print_tables, write_report
     from permuteformer.reproduce.collect import RESULTS, collect
+    from permuteformer.reproduce.jobs import all_jobs
     from permuteformer.reproduce.run import Interrupted, run
 
     folder.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["permuteformer", *(Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:])])
     try:
-        failures = run(todo, preset=preset, at_once=at_once, data=data, console=console)
+        failures = run(todo, preset=plan.name, command=command, at_once=at_once, data=data, console=console)
     except Interrupted:
-        collect(todo, folder, preset, command)
+        collect(all_jobs(plan, folder), folder, plan.name, command)
         say("interrupted; what was under way is saved, and the same command goes on")
         raise typer.Exit(130) from None
-    if collect(todo, folder, preset, command):
+    if collect(all_jobs(plan, folder), folder, plan.name, command):  # all that is there, not this call's part of it alone
         made = write_report([folder / RESULTS], folder / "report")
         print_tables(made.tables, console)
         for sentence in made.left_out:
@@ -124,7 +126,8 @@ def _show_plan(todo: list[Job], at_once: int, data: str | None) -> None:
     console.print(shown)
     say("~ is an estimate from the work and this machine's rate of matrix products; without it, a run of the same row took so long")
     left = sum(not job.result for job in todo)
-    say(f"{left} of {len(todo)} to run, about {duration(training / at_once + measuring)} with {at_once} at a time")
+    seconds = training / at_once + measuring
+    say(f"{left} of {len(todo)} to run" + (f", about {duration(seconds)} with {at_once} at a time" if seconds else ""))
     if unknown:
         say(f"{unknown} cannot be estimated: their data is not there; `permuteformer data list` says how to get it", style="yellow")
 

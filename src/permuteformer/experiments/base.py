@@ -184,13 +184,10 @@ class Cell:
         """Unique within a preset; a folder's name."""
         return f"table{self.table}/{self.column}/{self.row}-seed{self.seed}"
 
-    def same_work(self, other: Cell) -> bool:
-        """Whether the other does the same, so that one of them is enough."""
-        return _key(self.work) == _key(other.work)
-
-
-def _key(work: Experiment | Measurement) -> str:
-    return type(work).__name__ + json.dumps(work.to_json(), sort_keys=True)
+    @property
+    def key(self) -> str:
+        """The same for cells that do the same work, so that one of them is enough."""
+        return type(self.work).__name__ + json.dumps(self.work.to_json(), sort_keys=True)
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,7 +1,4 @@
-"""The paper's tables on real data, sized for hours on two cores.
-
-Learning rates were tuned on the Transformer's row alone, as in the paper.
-"""
+"""The paper's tables on real data, sized for hours on two cores."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ def metric_quantity(record: Record) -> Quantity:
         value = number(one.result.get("value"))
         return None if value is None or one.status != FINISHED else value * (100 if percent else 1)
 
-    return Quantity(metric.replace("_", " "), "%" if percent else "", read, fixed, record.greater_is_better)
+    unit = {"bytes": " of a byte", "words": " of a word"}.get(str(record.task.get("unit")), "") if metric == "perplexity" else ""
+    return Quantity(metric.replace("_", " ") + unit, "%" if percent else "", read, fixed, record.greater_is_better)
 
 
 def metric_of(record: Record, metrics: object) -> float | None:

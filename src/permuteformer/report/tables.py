@@ -92,9 +92,17 @@ def _of_paper(table: str, preset: str, groups: Sequence[Group]) -> Table:
         columns=tuple(columns),
         rows=tuple(rows),
         cells=cells,
-        notes=(*notes, *(not_run(names, published) if agreement else [])),
+        notes=(*_other_units(table, groups), *notes, *(not_run(names, published) if agreement else [])),
         agreement=agreement,
         groups=tuple(groups),
+    )
+
+
+def _other_units(table: str, groups: Sequence[Group]) -> list[str]:
+    """What must be said where the paper's numbers are of another kind."""
+    units = {str(group.first.task.get("unit")) for group in groups}
+    return ["Ours are perplexities of bytes, the paper's of the words of WikiText-103: compare the order of rows, not the numbers."] * (
+        table == "4" and "bytes" in units
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from permuteformer.folders import read_json, write_whole
-from permuteformer.report.load import read_run
+from permuteformer.report.load import EXPERIMENT, read_run
 from permuteformer.report.records import Record
 from permuteformer.reproduce.jobs import Job
 
@@ -17,7 +17,10 @@ RESULTS, LOOKS = "results.jsonl", "looks.jsonl"
 
 
 def collect(jobs: Iterable[Job], folder: Path, preset: str, command: str) -> list[Record]:
-    """Write ``results.jsonl`` and ``looks.jsonl`` of all jobs that have a result. Looks are kept of the first seed."""
+    """Write ``results.jsonl`` and ``looks.jsonl`` of all jobs that have a result. Looks are kept of the first seed.
+
+    ``command`` is that of runs which do not know by which they were made.
+    """
     records: list[Record] = []
     looks: list[dict[str, Any]] = []
     for job in jobs:
@@ -34,9 +37,10 @@ def collect(jobs: Iterable[Job], folder: Path, preset: str, command: str) -> lis
 
 
 def _record(job: Job, preset: str, command: str) -> Record:
-    if job.is_training:
-        return replace(read_run(job.path), preset=preset, command=command)
-    return Record.from_json({**read_json(job.path), "preset": preset, "command": command})
+    if not job.is_training:
+        return Record.from_json({"command": command, **read_json(job.path), "preset": preset})
+    cell = read_json(job.path / EXPERIMENT).get("cell") or {}
+    return replace(read_run(job.path), preset=preset, command=cell.get("command", command))
 
 
 def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:

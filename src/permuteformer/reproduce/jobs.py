@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from permuteformer.experiments import Cell, Experiment
+from permuteformer.experiments import Cell, Experiment, Plan
 from permuteformer.folders import read_json
 
 DONE = ("finished", "out of memory", "not finite")
@@ -64,11 +65,17 @@ class Job:
 
 def jobs_of(cells: Iterable[Cell], folder: Path) -> list[Job]:
     """Every piece of work once, in order."""
-    jobs: list[Job] = []
+    jobs: dict[str, Job] = {}
     for cell in cells:
-        same = next((job for job in jobs if job.cell.same_work(cell)), None)
-        if same is None:
-            jobs.append(Job(cell, folder))
+        if cell.key in jobs:
+            jobs[cell.key].also.append(cell)
         else:
-            same.also.append(cell)
-    return jobs
+            jobs[cell.key] = Job(cell, folder)
+    return list(jobs.values())
+
+
+def all_jobs(plan: Plan, folder: Path) -> list[Job]:
+    """Every job of a plan, with as many seeds as there are runs of in the folder."""
+    found = (re.search(r"-seed(\d+)$", path.parent.name) for path in folder.glob("table*/*/*/experiment.json"))
+    seeds = max((int(match[1]) + 1 for match in found if match), default=1)
+    return jobs_of(plan.cells(seeds=seeds), folder)

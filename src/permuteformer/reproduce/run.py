@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -36,14 +37,19 @@ class Running:
     job: Job
     process: subprocess.Popen[bytes]
     bar: Any
+    killed_before: int
+    """Processes that the machine had killed for want of memory when it began."""
 
 
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM: what was under way has been saved."""
 
 
-def run(jobs: Sequence[Job], *, preset: str, at_once: int, data: str | None, console: Console) -> dict[str, str]:
-    """Run what has no result yet. Returns what went wrong otherwise than by memory or numbers: names to messages."""
+def run(jobs: Sequence[Job], *, preset: str, command: str, at_once: int, data: str | None, console: Console) -> dict[str, str]:
+    """Run what has no result yet. Returns what went wrong otherwise than by memory or numbers: names to messages.
+
+    ``command`` is kept with the runs, as what made them.
+    """
     left = [job for job in jobs if not job.result]
     failures: dict[str, str] = {}
     columns = (
@@ -55,16 +61,19 @@ def run(jobs: Sequence[Job], *, preset: str, at_once: int, data: str | None, con
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         whole = progress.add_task("all", total=len(jobs), completed=len(jobs) - len(left), told="")
-        _train([job for job in left if job.is_training], preset, at_once, data, progress, whole, failures)
+        made_by = {"preset": preset, "command": command}
+        _train([job for job in left if job.is_training], made_by, at_once, data, progress, whole, failures)
         for job in [job for job in left if not job.is_training]:
             progress.update(whole, told=job.cell.name)
             _announce(progress, f"measuring {job.cell.name}")
-            _measure(job, preset, failures)
+            _measure(job, made_by, failures)
             progress.advance(whole)
     return failures
 
 
-def _train(jobs: list[Job], preset: str, at_once: int, data: str | None, progress: Progress, whole: Any, failures: dict[str, str]) -> None:
+def _train(
+    jobs: list[Job], made_by: dict[str, str], at_once: int, data: str | None, progress: Progress, whole: Any, failures: dict[str, str]
+) -> None:
     threads = max((os.cpu_count() or 1) // at_once, 1)
     waiting, running = list(jobs), list[Running]()
     before = signal.signal(signal.SIGTERM, lambda number, frame: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -73,9 +82,8 @@ def _train(jobs: list[Job], preset: str, at_once: int, data: str | None, progres
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
                 _announce(progress, f"training {job.cell.name}")
-                running.append(
-                    Running(job, _start(job, preset, threads, at_once, data), progress.add_task(job.cell.name, total=None, told=""))
-                )
+                bar = progress.add_task(job.cell.name, total=None, told="")
+                running.append(Running(job, _start(job, made_by, threads, at_once, data), bar, _killed_for_memory()))
             time.sleep(POLL_SECONDS)
             for one in list(running):
                 _show(one, progress)
@@ -97,11 +105,11 @@ def _train(jobs: list[Job], preset: str, at_once: int, data: str | None, progres
                 one.process.kill()
 
 
-def _start(job: Job, preset: str, threads: int, at_once: int, data: str | None) -> subprocess.Popen[bytes]:
+def _start(job: Job, made_by: dict[str, str], threads: int, at_once: int, data: str | None) -> subprocess.Popen[bytes]:
     path = job.path
     path.parent.mkdir(parents=True, exist_ok=True)
     order = path.with_name(f"{path.name}.job.json")
-    cell = {"table": job.cell.table, "row": job.cell.row, "column": job.cell.column, "seed": job.cell.seed, "preset": preset}
+    cell = {"table": job.cell.table, "row": job.cell.row, "column": job.cell.column, "seed": job.cell.seed, **made_by}
     assert isinstance(job.cell.work, Experiment)
     free = available_memory()
     memory = None if free is None else free * 9 // 10 // at_once
@@ -133,16 +141,27 @@ def _ended(one: Running, failures: dict[str, str]) -> None:
     last = said[-1] if said else f"it ended with {code} and said nothing"
     if one.job.result:
         said_file.unlink()
-    elif code == -signal.SIGKILL or ran_out_of_memory(last):
-        path.mkdir(exist_ok=True)
+    elif (path / "experiment.json").exists() and (ran_out_of_memory(last) or _was_killed_for_memory(one)):
         write_json(path / "result.json", {"status": OUT_OF_MEMORY, "message": last, "value": None})
-        if not one.job.result:  # it died before it could say what it was
-            failures[one.job.cell.name] = f"{last} ({said_file})"
-    else:
+    else:  # it is begun again, or gone on with, by the next call
         failures[one.job.cell.name] = f"{last} ({said_file})"
 
 
-def _measure(job: Job, preset: str, failures: dict[str, str]) -> None:
+def _was_killed_for_memory(one: Running) -> bool:
+    """Whether the machine did it, and not a person."""
+    return one.process.returncode == -signal.SIGKILL and _killed_for_memory() > one.killed_before
+
+
+def _killed_for_memory() -> int:
+    """How many processes this machine has killed for want of memory, as far as it tells."""
+    try:
+        words = Path("/proc/vmstat").read_text().split()
+    except OSError:
+        return 0
+    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+
+
+def _measure(job: Job, made_by: dict[str, str], failures: dict[str, str]) -> None:
     work = job.cell.work
     assert isinstance(work, Measurement)
     result = measure_apart(work)
@@ -156,7 +175,7 @@ def _measure(job: Job, preset: str, failures: dict[str, str]) -> None:
         "row": job.cell.row,
         "column": job.cell.column,
         "seed": 0,
-        "preset": preset,
+        **made_by,
         "kind": "measurement",
         "run": job.cell.name,
         "measurement": json.loads(json.dumps(work.to_json())),

@@ -48,8 +48,6 @@ def experiment_from_words(task: str, model: str | None, words: Iterable[str], gi
     if {"steps", "epochs"} & set(settings):
         usual.pop("steps", None)
         usual.pop("epochs", None)
-    if model is not None and model != preset:
-        changed = {}
     return Experiment(task=task, model=model or preset, task_options=options, model_fields={**changed, **fields}, **{**usual, **settings})
 
 

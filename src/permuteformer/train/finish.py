@@ -29,6 +29,7 @@ LOOKED_AT = 4
 def finish(trainer: Trainer) -> dict[str, Any]:
     """Test the weights of the best validation, and write the model and the result."""
     run, cursor, task, bare = trainer.run_folder, trainer.cursor, trainer.task, trainer.updater.bare
+    trained = trainer.summary("finished")  # before tests at longer lengths, which take memory of their own
     if cursor.best_step is not None and cursor.best_step != cursor.step:
         load_model(bare, _best(run, cursor.best_step))
     test = trainer.evaluate("test")
@@ -37,7 +38,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         metrics = trainer.evaluate("test", _at_length(task, length))
         trainer.tell("length", "test", metrics, length=length, times=length / task.max_length)
     weights = model_tensors(bare)
-    result = {**trainer.summary("finished"), "value": test[task.metric], "test": test}
+    result = {**trained, "value": test[task.metric], "test": test}
 
     def write() -> None:
         model = build_model(trainer.config, task.kind).eval()  # whole and plain, whatever became of the one that was trained

@@ -163,4 +163,4 @@ def _at_once(jobs: int | None) -> int:
 
 
 def _number(number: Any) -> str:
-    return "" if number is None else f"{number[0]:g}" + ("" if number[1] is None else f" ± {number[1]:g}")
+    return "" if number is None else f"{number[0]:g}" + ("" if number[1] is None else f"±{number[1]:g}")

@@ -31,9 +31,9 @@ def test_a_longer_sequence_takes_longer_and_more(tmp_path):
 
 
 def test_a_run_of_the_same_row_knows_best(tmp_path):
-    (other,) = jobs_of([Cell("1", "row", "column", 3, DIGITS.with_seed(3))], tmp_path)
+    (other,) = jobs_of([Cell("1", "row", "column", 3, replace(DIGITS, seed=3))], tmp_path)
     other.path.mkdir(parents=True)
-    (other.path / "experiment.json").write_text(json.dumps({"experiment": DIGITS.with_seed(3).to_json()}))
+    (other.path / "experiment.json").write_text(json.dumps({"experiment": replace(DIGITS, seed=3).to_json()}))
     (other.path / "result.json").write_text(json.dumps({"status": "finished", "seconds": 12.5, "peak_memory_bytes": 99}))
     guess = of(DIGITS, [other], tmp_path)
     assert (guess.seconds, guess.memory_bytes, guess.measured) == (12.5, 99, True)

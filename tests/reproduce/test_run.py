@@ -39,7 +39,7 @@ def test_a_table_from_nothing_to_records(tmp_path, console):
     cells = [
         Cell("1", "permuteformer", "digits", 0, DIGITS),
         Cell("1", "permuteformer-1d", "digits", 0, DIGITS),  # the same work
-        Cell("1", "permuteformer", "digits", 1, DIGITS.with_seed(1)),
+        Cell("1", "permuteformer", "digits", 1, replace(DIGITS, seed=1)),
         Cell("speed", "permuteformer-lm", "64", 0, STEP),
     ]
     jobs = jobs_of(cells, tmp_path / "runs")

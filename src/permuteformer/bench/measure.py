@@ -12,7 +12,6 @@ import math
 import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ from permuteformer.tasks.language import LanguageModelling
 from permuteformer.tokens import PAPER
 from permuteformer.train.build import build_config, build_model, build_task, inputs, targets
 from permuteformer.train.environment import environment
-from permuteformer.train.limits import limit_memory
+from permuteformer.train.limits import limit_memory, when_parent_ends
 
 
 def measure(measurement: Measurement, device: str | torch.device | None = None) -> dict[str, Any]:
@@ -212,7 +211,7 @@ def main() -> None:
     parser.add_argument("--with-parent", action="store_true", help="end when standard input ends")
     arguments = parser.parse_args()
     if arguments.with_parent:
-        threading.Thread(target=_end_with_input, daemon=True).start()
+        when_parent_ends(lambda: os._exit(1))
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     limit_memory(arguments.memory_bytes)
@@ -230,13 +229,6 @@ def main() -> None:
             "malloc": malloc_settings(),
         }
     sys.stdout.write(json.dumps({**result, "environment": environment(device=str(result.get("device") or "cpu"))}) + "\n")
-
-
-def _end_with_input() -> None:
-    """The one who started this holds the other end of its input: it ends with them, however they end."""
-    while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold when the process wants to end by itself
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,9 @@ def reproduce(
 
 
 def _run(todo: list[Job], plan: Plan, folder: Path, at_once: int, data: str | None) -> None:
+    from permuteformer.experiments.layout import RESULTS
     from permuteformer.report import print_tables, write_report
-    from permuteformer.reproduce.collect import RESULTS, collect
+    from permuteformer.reproduce.collect import collect
     from permuteformer.reproduce.jobs import all_jobs
     from permuteformer.reproduce.run import Interrupted, run
 

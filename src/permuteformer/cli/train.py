@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from permuteformer.cli.terminal import console, errors_in_words, say
+
+if TYPE_CHECKING:
+    from permuteformer.experiments.base import Experiment
+    from permuteformer.train.loop import How
 
 Data = Annotated[Path | None, typer.Option(help="Data folder; else PERMUTEFORMER_DATA, else the user's cache.")]
 Shard = Annotated[bool, typer.Option("--shard", help="Share out weights and optimiser over the processes of torchrun (FSDP).")]
@@ -49,7 +55,7 @@ def train(
         given = {"path": words.pop(0)} if words and not words[0].startswith("--") else {}
         experiment = experiment_from_words(task, model, words, given, None if data is None else str(data))
         folder = output or Path("runs") / f"{task}-{experiment.model}-seed{experiment.seed}"
-        _run(experiment, folder, None, data, shard, track, workers, checkpoint_minutes, quiet)
+        _run(experiment, folder, _how(data, shard, track, workers, checkpoint_minutes, quiet))
 
 
 def resume(
@@ -67,21 +73,25 @@ def resume(
 
     with errors_in_words(*_errors()):
         content = read_run(run)
-        _run(Experiment.from_json(content["experiment"]), run, content["cell"], data, shard, track, workers, checkpoint_minutes, quiet)
+        how = _how(data, shard, track, workers, checkpoint_minutes, quiet)
+        _run(Experiment.from_json(content["experiment"]), run, how, content["cell"])
 
 
 def run_cell(
     job: Annotated[Path, typer.Argument(help="File with the experiment, its cell and its folder, as JSON.")],
     data: Data = None,
 ) -> None:
-    """Run one cell of a table: what `permuteformer reproduce` starts, a process each."""
+    """Run one cell of a table: what `permuteformer reproduce` starts, a process each, which saves and ends when standard input ends."""
     from permuteformer.experiments.base import Experiment
-    from permuteformer.train.limits import limit_memory
+    from permuteformer.train.limits import limit_memory, when_parent_ends
+    from permuteformer.train.loop import How
 
     with errors_in_words(*_errors()):
         content = json.loads(job.read_text())
         limit_memory(content.get("memory_bytes"))
-        _run(Experiment.from_json(content["experiment"]), Path(content["folder"]), content["cell"], data, False, None, 0, 10.0, True)
+        when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        how = How(data=None if data is None else str(data), quiet=True)
+        _run(Experiment.from_json(content["experiment"]), Path(content["folder"]), how, content["cell"])
 
 
 def evaluate(
@@ -135,36 +145,29 @@ def fields(task: Annotated[str, typer.Argument(help="A task; `permuteformer data
     console.print(table)
 
 
-def _run(
-    experiment: Any,
-    folder: Path,
-    cell: Any,
-    data: Path | None,
-    shard: bool,
-    track: list[str] | None,
-    workers: int,
-    checkpoint_minutes: float,
-    quiet: bool,
-) -> None:
+def _how(data: Path | None, shard: bool, track: list[str] | None, workers: int, checkpoint_minutes: float, quiet: bool) -> How:
     from permuteformer.train.loop import How
-    from permuteformer.train.loop import train as run
 
-    trackers = ("tensorboard",) if track is None else tuple(name for name in track if name != "none")
-    how = How(
+    return How(
         data=None if data is None else str(data),
         shard=shard,
-        track=trackers,
+        track=("tensorboard",) if track is None else tuple(name for name in track if name != "none"),
         workers=workers,
         checkpoint_minutes=checkpoint_minutes,
         quiet=quiet,
     )
+
+
+def _run(experiment: Experiment, folder: Path, how: How, cell: Mapping[str, Any] | None = None) -> None:
+    from permuteformer.train.loop import train as run
+
     result = run(experiment, folder, how, cell)
     if int(os.environ.get("RANK", 0)):
         return
     if result["status"] == "interrupted":
         say(f"stopped after step {result['step']:,}; go on with: permuteformer resume {folder}")
         raise typer.Exit(128 + result["signal"])
-    if not quiet:
+    if not how.quiet:
         say(f"{result['metric']} on the test split: {result['value']:.4f} (best validation at step {result['best_step']:,})")
         say(f"run folder: {folder}; the model: {folder / 'model'}")
 

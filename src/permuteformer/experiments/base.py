@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from permuteformer.registry import unknown
@@ -108,15 +108,7 @@ class Experiment:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Experiment:
         """From plain data; a field that is not known is refused."""
-        known = {entry.name for entry in fields(cls)}
-        for name in content:
-            if name not in known:
-                raise ValueError(unknown("field of an experiment", name, known))
-        return cls(**content)
-
-    def with_seed(self, seed: int) -> Experiment:
-        """The same with another seed."""
-        return replace(self, seed=seed)
+        return cls(**_known(cls, "an experiment", content))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +153,7 @@ class Measurement:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Measurement:
         """From plain data; a field that is not known is refused."""
-        known = {entry.name for entry in fields(cls)}
-        for name in content:
-            if name not in known:
-                raise ValueError(unknown("field of a measurement", name, known))
-        return cls(**content)
+        return cls(**_known(cls, "a measurement", content))
 
 
 @dataclass(frozen=True)
@@ -188,6 +176,14 @@ class Cell:
     def key(self) -> str:
         """The same for cells that do the same work, so that one of them is enough."""
         return type(self.work).__name__ + json.dumps(self.work.to_json(), sort_keys=True)
+
+
+def _known(kind: type, what: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    names = {entry.name for entry in fields(kind)}
+    for name in content:
+        if name not in names:
+            raise ValueError(unknown(f"field of {what}", name, names))
+    return content
 
 
 def _number(name: str, value: Any) -> float:

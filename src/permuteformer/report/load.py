@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from permuteformer.experiments.layout import ENVIRONMENT, EXPERIMENT, LOOKS, LOOKS_OF_RESULTS, METRICS, RESULT
 from permuteformer.report.records import Record, check_format, printable
-
-EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOOKS = "experiment.json", "environment.json", "metrics.jsonl", "result.json", "looks.json"
-LOOKS_OF_RESULTS = "looks.jsonl"
 
 
 @dataclass(frozen=True)

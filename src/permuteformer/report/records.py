@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-FORMAT = 1
-"""Of run folders and of results files. Another number is another layout."""
+from permuteformer.experiments.layout import FORMAT
 
 FINISHED, UNFINISHED = "finished", "not finished"
 KINDS = ("training", "measurement")

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from permuteformer.experiments.layout import EXPERIMENT, LOOKS_OF_RESULTS, RESULTS
 from permuteformer.folders import read_json, write_whole
-from permuteformer.report.load import EXPERIMENT, read_run
+from permuteformer.report.load import read_run
 from permuteformer.report.records import Record
 from permuteformer.reproduce.jobs import Job
-
-RESULTS, LOOKS = "results.jsonl", "looks.jsonl"
 
 
 def collect(jobs: Iterable[Job], folder: Path, preset: str, command: str) -> list[Record]:
@@ -32,7 +31,7 @@ def collect(jobs: Iterable[Job], folder: Path, preset: str, command: str) -> lis
         if record.looks and job.cell.seed == 0:
             looks.append({"run": job.cell.name, "row": job.cell.row, "column": job.cell.column, "looks": record.looks})
     _write(folder / RESULTS, [record.to_json() for record in records])
-    _write(folder / LOOKS, looks)
+    _write(folder / LOOKS_OF_RESULTS, looks)
     return records
 
 

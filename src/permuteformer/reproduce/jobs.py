@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from permuteformer.experiments import Cell, Experiment, Plan
+from permuteformer.experiments.layout import EXPERIMENT, METRICS, RESULT
 from permuteformer.folders import read_json
 
 DONE = ("finished", "out of memory", "not finite")
@@ -39,14 +40,14 @@ class Job:
     @property
     def result(self) -> dict[str, Any]:
         """What came of it; empty if nothing has yet."""
-        content = read_json(self.path / "result.json") if self.is_training else read_json(self.path).get("result", {})
+        content = read_json(self.path / RESULT) if self.is_training else read_json(self.path).get("result", {})
         return content if content.get("status") in DONE and self._is_this_work() else {}
 
     @property
     def progress(self) -> dict[str, Any]:
         """The last line that a run recorded about training."""
         try:
-            lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
+            lines = (self.path / METRICS).read_bytes().splitlines()
         except OSError:
             return {}
         for line in reversed(lines):
@@ -59,7 +60,7 @@ class Job:
         return {}
 
     def _is_this_work(self) -> bool:
-        there = read_json(self.path / "experiment.json").get("experiment") if self.is_training else read_json(self.path).get("measurement")
+        there = read_json(self.path / EXPERIMENT).get("experiment") if self.is_training else read_json(self.path).get("measurement")
         return bool(there == json.loads(json.dumps(self.cell.work.to_json())))
 
 
@@ -76,6 +77,6 @@ def jobs_of(cells: Iterable[Cell], folder: Path) -> list[Job]:
 
 def all_jobs(plan: Plan, folder: Path) -> list[Job]:
     """Every job of a plan, with as many seeds as there are runs of in the folder."""
-    found = (re.search(r"-seed(\d+)$", path.parent.name) for path in folder.glob("table*/*/*/experiment.json"))
+    found = (re.search(r"-seed(\d+)$", path.parent.name) for path in folder.glob(f"table*/*/*/{EXPERIMENT}"))
     seeds = max((int(match[1]) + 1 for match in found if match), default=1)
     return jobs_of(plan.cells(seeds=seeds), folder)

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from permuteformer.bench.apart import OUT_OF_MEMORY, available_memory, measure_apart, ran_out_of_memory
 from permuteformer.experiments import Experiment, Measurement
+from permuteformer.experiments.layout import EXPERIMENT, FORMAT, RESULT
 from permuteformer.folders import write_json
 from permuteformer.reproduce.jobs import Job
 
@@ -59,7 +62,7 @@ def run(jobs: Sequence[Job], *, preset: str, command: str, at_once: int, data: s
         TextColumn("{task.fields[told]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with _interruptible(), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         whole = progress.add_task("all", total=len(jobs), completed=len(jobs) - len(left), told="")
         made_by = {"preset": preset, "command": command}
         _train([job for job in left if job.is_training], made_by, at_once, data, progress, whole, failures)
@@ -76,7 +79,6 @@ def _train(
 ) -> None:
     threads = max((os.cpu_count() or 1) // at_once, 1)
     waiting, running = list(jobs), list[Running]()
-    before = signal.signal(signal.SIGTERM, lambda number, frame: (_ for _ in ()).throw(KeyboardInterrupt()))
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -91,18 +93,35 @@ def _train(
                     running.remove(one)
                     progress.remove_task(one.bar)
                     progress.advance(whole)
+                    _wait(one)
                     _ended(one, failures)
+    finally:
+        for one in running:
+            one.process.send_signal(signal.SIGTERM)  # it saves, and ends
+        for one in running:
+            _wait(one)
+
+
+def _wait(one: Running) -> None:
+    one.process.wait()
+    assert one.process.stdin is not None
+    one.process.stdin.close()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM as one exception, which comes when what was under way has ended."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
     except KeyboardInterrupt:
-        for one in running:
-            one.process.send_signal(signal.SIGTERM)
-        for one in running:
-            one.process.wait()
         raise Interrupted from None
     finally:
         signal.signal(signal.SIGTERM, before)
-        for one in running:
-            if one.process.poll() is None:
-                one.process.kill()
 
 
 def _start(job: Job, made_by: dict[str, str], threads: int, at_once: int, data: str | None) -> subprocess.Popen[bytes]:
@@ -117,7 +136,14 @@ def _start(job: Job, made_by: dict[str, str], threads: int, at_once: int, data: 
     command = [sys.executable, "-m", "permuteformer", "run-cell", str(order), *(["--data", data] if data else [])]
     environment = {**MALLOC, **os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     with path.with_name(f"{path.name}.{SAID}").open("wb") as said:
-        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # nothing goes through it: it ends with this process, however that ends
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for this process, which tells the others
+        )
 
 
 def _show(one: Running, progress: Progress) -> None:
@@ -141,8 +167,8 @@ def _ended(one: Running, failures: dict[str, str]) -> None:
     last = said[-1] if said else f"it ended with {code} and said nothing"
     if one.job.result:
         said_file.unlink()
-    elif (path / "experiment.json").exists() and (ran_out_of_memory(last) or _was_killed_for_memory(one)):
-        write_json(path / "result.json", {"status": OUT_OF_MEMORY, "message": last, "value": None})
+    elif (path / EXPERIMENT).exists() and (ran_out_of_memory(last) or _was_killed_for_memory(one)):
+        write_json(path / RESULT, {"status": OUT_OF_MEMORY, "message": last, "value": None})
     else:  # it is begun again, or gone on with, by the next call
         failures[one.job.cell.name] = f"{last} ({said_file})"
 
@@ -170,7 +196,7 @@ def _measure(job: Job, made_by: dict[str, str], failures: dict[str, str]) -> Non
         return
     job.path.parent.mkdir(parents=True, exist_ok=True)
     content = {
-        "format": 1,
+        "format": FORMAT,
         "table": job.cell.table,
         "row": job.cell.row,
         "column": job.cell.column,

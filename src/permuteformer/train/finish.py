@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from permuteformer.experiments.layout import LOOKS, RESULT
 from permuteformer.folders import whole_folder
 from permuteformer.models import PermuteFormerConfig
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
@@ -16,7 +17,7 @@ from permuteformer.tokens import PAPER
 from permuteformer.train import checkpoint
 from permuteformer.train.build import build_model
 from permuteformer.train.looks import look
-from permuteformer.train.run import LOOKS, RESULT, Run
+from permuteformer.train.run import Run
 from permuteformer.train.state import load_model, model_tensors
 
 if TYPE_CHECKING:

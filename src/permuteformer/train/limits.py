@@ -1,7 +1,10 @@
-"""Memory that a process may have, so that running out of it is an error and not the end of the machine."""
+"""Limits of a process that another one started: memory, so that running out of it is an error, and a life no longer than the other's."""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -15,3 +18,14 @@ def limit_memory(memory_bytes: int | None) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:
         return
+
+
+def when_parent_ends(act: Callable[[], None]) -> None:
+    """Do something when standard input ends: the one who started this process holds its other end, and lets go however they end."""
+
+    def watch() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold when the process wants to end by itself
+            pass
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()

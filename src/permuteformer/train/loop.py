@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from permuteformer.experiments.base import Experiment
+from permuteformer.experiments.layout import ENVIRONMENT, RESULT
 from permuteformer.folders import read_json
 from permuteformer.models import PermuteFormerConfig
 from permuteformer.tasks import SPLITS, Task
@@ -28,7 +29,7 @@ from permuteformer.train.full import full_disk_in_words
 from permuteformer.train.interrupt import Interrupted, Interruption
 from permuteformer.train.progress import Display
 from permuteformer.train.resume import resume, save
-from permuteformer.train.run import ENVIRONMENT, RESULT, Run, finished
+from permuteformer.train.run import Run, finished
 from permuteformer.train.saved import describe
 from permuteformer.train.start import advice, end, start, start_trackers
 from permuteformer.train.state import Cursor, seed_all

@@ -14,19 +14,8 @@ from filelock import FileLock, Timeout
 
 import permuteformer
 from permuteformer.experiments.base import Experiment
+from permuteformer.experiments.layout import ENVIRONMENT, EXPERIMENT, FORMAT, LOG, METRICS, RESULT
 from permuteformer.folders import flush, read_json, write_json
-
-FORMAT = 1
-"""Of run folders. Another number is another layout."""
-
-EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOOKS, LOG = (
-    "experiment.json",
-    "environment.json",
-    "metrics.jsonl",
-    "result.json",
-    "looks.json",
-    "log.txt",
-)
 
 UNBEGUN = (".lock", f"{EXPERIMENT}.new")
 """What a process leaves that is killed before it has begun."""

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 import permuteformer
 from permuteformer.experiments.base import Experiment
+from permuteformer.experiments.layout import EXPERIMENT, FORMAT, RESULT
 from permuteformer.folders import read_json
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
 from permuteformer.registry import unknown
@@ -30,7 +31,6 @@ from permuteformer.tasks.own import OwnTable
 from permuteformer.tasks.readers.problems import printable
 from permuteformer.tokens import Alphabet
 from permuteformer.train.build import HEADS, build_task
-from permuteformer.train.run import EXPERIMENT, FORMAT, RESULT
 
 MODEL = "model"
 """The trained model in a run folder, as transformers saves it; of word language models the tokenizer too."""

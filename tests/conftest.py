@@ -20,3 +20,13 @@ def seeded():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """A cache of one's own, also for the processes that are started, and no data folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    for name in ("PERMUTEFORMER_DATA", "PERMUTEFORMER_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder

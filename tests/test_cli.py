@@ -27,13 +27,6 @@ SHORT = [
 COMMANDS = ["train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report", "models", "convert", "data"]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    for name in ("PERMUTEFORMER_DATA", "PERMUTEFORMER_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def run(*words, code=0):
     """The output of a command, which must end with ``code``, on lines that are not broken."""
     result = CliRunner().invoke(app, list(words), env={"COLUMNS": "300"})

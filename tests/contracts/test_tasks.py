@@ -9,13 +9,6 @@ from task_checks import CHECKS
 from permuteformer.tasks import TASKS
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    for name in ("PERMUTEFORMER_DATA", "PERMUTEFORMER_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def table(folder):
     return {"path": small_data.write(folder / "a.csv", small_data.ROWS)}
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 from report.sample import environment, measurement, speeds
@@ -208,10 +209,13 @@ def test_own_runs_are_grouped_by_what_they_are():
 
 def test_notes_of_tasks_and_baselines_stand_under_the_table():
     task = {**TEXT, "notes": ["validated on test", 7], "baselines": {"majority": 0.5, "broken": None}}
-    table = only([training("performer", 0.5, task=task), training("permuteformer", 0.6, task=task)])
+    sizes = {"config": {"hidden_size": 64, "num_hidden_layers": 2}, "result": {"status": "finished", "value": 0.5, "steps": 300}}
+    rows = [training(row, 0.5, task=task, batch_size=16, learning_rate=1e-3) for row in ("performer", "permuteformer")]
+    table = only([replace(row, **sizes) for row in rows])
     assert "Text: lra-text, reviews." in table.notes
     assert "Text: validated on test" in table.notes
     assert "Text, without a model: majority 50.0 %." in table.notes
+    assert "Text: width 64, 2 layers, 300 updates of 16 items, learning rate 0.001." in table.notes
     assert any(note.startswith("The paper also has Transformer,") for note in table.notes)
 
 

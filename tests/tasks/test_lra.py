@@ -52,6 +52,8 @@ def test_text(tmp_path, form):
     fair = LraText("paper", validate_on="train", data=str(data))
     assert stored(fair, "validation") == stored(lra, "validation")
     assert fair.notes() == lra.notes()
+    short = LraText("paper", validate_on="train", max_length=64, data=str(data))
+    assert short.notes() == [*lra.notes(), "texts are cut to 64 tokens, where the protocol has 4,000"]
 
 
 def test_tokens_of_both_protocols(tmp_path):
@@ -217,6 +219,8 @@ def test_pathfinder(tmp_path, resolution, level):
     assert task.prepare().info["splits"] == {"train": 48, "validation": 6, "test": 6}
     assert all(label == value[0] % 2 for value, label in stored(task, "train"))
     assert task.max_length == resolution**2 + 1
+    assert any("where the paper has 14" in note for note in task.notes()) == (level != "hard")
+    assert not any("generator" in note for note in task.notes())
     with pytest.raises(NotReady, match="data generate lra-pathfinder"):
         LraPathfinder(resolution, "hard" if level != "hard" else "easy", data=str(tmp_path)).prepare()
 

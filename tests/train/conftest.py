@@ -21,15 +21,6 @@ SPEAKS = {
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    for name in ("PERMUTEFORMER_DATA", "PERMUTEFORMER_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    return folder
-
-
 @pytest.fixture
 def make_run(tmp_path):
     """Makes a finished run: ``make_run(task, preset, {option: value}, field=value, …)`` is its folder."""

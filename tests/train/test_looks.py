@@ -40,13 +40,6 @@ LAYERS = {
 ROWS_SUM_TO_ONE = [name for name in LAYERS if name not in ("linear-rope", "linformer", "nystromformer")]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    for name in ("PERMUTEFORMER_DATA", "PERMUTEFORMER_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def layer_of(name, axes=1):
     attention, positions, arguments = LAYERS[name]
     return build(attention, positions, hidden_size=24, num_heads=2, axes=axes, **arguments).double().eval()

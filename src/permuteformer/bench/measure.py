@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from permuteformer.tasks.inputs import Values
 from permuteformer.tasks.language import LanguageModelling
 from permuteformer.tokens import PAPER
 from permuteformer.train.build import build_config, build_model, build_task, inputs, targets
-from permuteformer.train.environment import environment
+from permuteformer.train.environment import environment, peak_memory, resident_memory
 from permuteformer.train.limits import limit_memory, when_parent_ends
 
 
@@ -47,7 +46,7 @@ def measure(measurement: Measurement, device: str | torch.device | None = None) 
         device: where; a GPU if there is one.
     """
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    idle = _resident()
+    idle = resident_memory()
     with torch.random.fork_rng([chosen] if chosen.type == "cuda" else []):
         torch.manual_seed(0)
         items = random_items(measurement)
@@ -68,7 +67,8 @@ def measure(measurement: Measurement, device: str | torch.device | None = None) 
         "repeats": measurement.repeats,
         "seconds_per_epoch": epoch,
         "estimated": epoch is not None,  # from a few steps
-        **_peak(chosen),
+        "peak_memory_bytes": peak_memory(chosen),
+        "memory_is": "allocated on the device" if chosen.type == "cuda" else "resident in the process",
         "idle_memory_bytes": idle,
         "parameters": sum(p.numel() for p in model.parameters()),
         "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else chosen.type,
@@ -178,27 +178,6 @@ def _seconds(step: Callable[[], None], device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter() - begin
-
-
-def _peak(device: torch.device) -> dict[str, Any]:
-    if device.type == "cuda":
-        return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device), "memory_is": "allocated on the device"}
-    return {"peak_memory_bytes": _resident("VmHWM"), "memory_is": "resident in the process"}
-
-
-def _resident(which: str = "VmRSS") -> int | None:
-    """Bytes of this process in memory, now or (``VmHWM``) at most.
-
-    Linux hands ``ru_maxrss`` on from the process that started this one, so it would tell how large that one was.
-    """
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit if which == "VmHWM" else None
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{which}:")), None)
 
 
 def main() -> None:

@@ -84,9 +84,10 @@ def _run(todo: list[Job], plan: Plan, folder: Path, at_once: int, data: str | No
     from permuteformer.reproduce.collect import collect
     from permuteformer.reproduce.jobs import all_jobs
     from permuteformer.reproduce.run import Interrupted, run
+    from permuteformer.train.environment import without_folders
 
     folder.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["permuteformer", *(Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:])])
+    command = shlex.join(["permuteformer", *map(without_folders, sys.argv[1:])])
     try:
         failures = run(todo, preset=plan.name, command=command, at_once=at_once, data=data, console=console)
     except Interrupted:

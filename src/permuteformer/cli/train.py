@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from permuteformer.cli.terminal import console, errors_in_words, say
 
@@ -137,12 +138,16 @@ def fields(task: Annotated[str, typer.Argument(help="A task; `permuteformer data
     from permuteformer.train.fields import listing
 
     with errors_in_words():
-        table = Table()
-        for column in ("field", "of", "unless told", "what"):
-            table.add_column(column, no_wrap=column == "field")
-        for row in listing(task):
-            table.add_row(*row)
-    console.print(table)
+        rows = listing(task)
+    for whose in dict.fromkeys(row[1] for row in rows):
+        table = Table(title=whose, title_justify="left")
+        table.add_column("field", no_wrap=True)
+        table.add_column("unless told", max_width=22, overflow="fold")
+        table.add_column("what")
+        for field, of, value, told in rows:
+            if of == whose:
+                table.add_row(field, Text(value), told)
+        console.print(table)
 
 
 def _how(data: Path | None, shard: bool, track: list[str] | None, workers: int, checkpoint_minutes: float, quiet: bool) -> How:

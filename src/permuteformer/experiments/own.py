@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from permuteformer.experiments import lra, wikitext
@@ -29,6 +30,18 @@ MODERATE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 """A preset, the fields that differ from it, and settings, for each kind of task; sizes that a computer without a GPU can bear."""
+
+
+def task_options(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a task: those that are given, and of the paper's tasks its tokens and our validation split, unless one of them is given.
+
+    >>> task_options("lra-text", {"max_length": 1024})
+    {'protocol': 'paper', 'validate_on': 'train', 'max_length': 1024}
+    >>> task_options("lra-text", {"protocol": "lra"})
+    {'protocol': 'lra'}
+    """
+    usual = lra.TASK_OPTIONS.get(task.removeprefix("lra-"), {}) if task.startswith("lra-") else {}
+    return dict(given) if set(usual) & set(given) else {**usual, **given}
 
 
 def defaults(task: str, kind: str, has_grid: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -13,6 +13,8 @@ LENGTH, CONTEXT = 512, 256
 
 OPTIMIZER: dict[str, Any] = {
     "batch_size": 128,  # 65,536 tokens
+    "micro_batch_size": 4,  # scores of 512 x 267,744 words are half a GB an item
+    "evaluation_batch_size": 4,
     "steps": 50_000,
     "learning_rate": 5e-4,
     "warmup_steps": 4000,

@@ -30,6 +30,16 @@ def notes_of(groups: Iterable[Group]) -> list[str]:
     return notes
 
 
+def trained_of(groups: Iterable[Group]) -> list[str]:
+    """How large the models of each column are, and how long they were trained; rows that differ are told apart by what differs."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for record in group.records:
+            if words := _trained(record):
+                _add(found, group.column_title, words)
+    return [f"{column}: {'; or '.join(ways)}." for column, ways in found.items()]
+
+
 def baselines_of(groups: Iterable[Group]) -> list[str]:
     """What needs no model: the baselines of each column's task."""
     found: dict[str, list[str]] = {}
@@ -63,6 +73,19 @@ def _baselines(record: Record) -> dict[str, str]:
     numbers = {str(name): number(value) for name, value in baselines.items()}
     percent = record.metric == "accuracy"
     return {name: f"{100 * value:.1f} %" if percent else fixed(value) for name, value in numbers.items() if value is not None}
+
+
+def _trained(record: Record) -> str:
+    config, work = record.config, record.work
+    width, layers = number(config.get("hidden_size")), number(config.get("num_hidden_layers"))
+    steps, batch, rate = number(record.result.get("steps")), number(work.get("batch_size")), number(work.get("learning_rate"))
+    parts = [
+        f"width {width:,.0f}" if width else "",
+        f"{layers:,.0f} layers" if layers else "",
+        f"{steps:,.0f} updates" + (f" of {batch:,.0f} items" if batch else "") if steps else "",
+        f"learning rate {rate:g}" if rate else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _measured(record: Record) -> str:

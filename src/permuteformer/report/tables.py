@@ -11,7 +11,7 @@ from permuteformer.experiments.published import COLUMN_TITLES, TABLE1, TABLES, N
 from permuteformer.report.agreement import Standing, compare
 from permuteformer.report.groups import OWN, Group, row_order, shorten, slug, unique
 from permuteformer.report.lengths import length_tables, speed_tables
-from permuteformer.report.notes import baselines_of, measurements_of, not_run, notes_of
+from permuteformer.report.notes import baselines_of, measurements_of, not_run, notes_of, trained_of
 from permuteformer.report.quantities import EPOCH, LATENCY, PARAMETERS, TRAINING_MEMORY, TRAINING_TIME, VALIDATION, metric_quantity
 from permuteformer.report.table import (
     SEEDS,
@@ -84,7 +84,7 @@ def _of_paper(table: str, preset: str, groups: Sequence[Group]) -> Table:
         for row in rows
         if (cell := cells.get((row.name, column.name))) and cell.mean is not None and cell.paper
     )
-    notes = measurements_of(groups) if table in quantities else notes_of(groups) + baselines_of(groups)
+    notes = measurements_of(groups) if table in quantities else [*notes_of(groups), *trained_of(groups), *baselines_of(groups)]
     return Table(
         name=slug("table" if table.isdigit() else "", table, preset),
         title=with_detail(_title(table, arena=any(column.name in AVERAGED for column in columns)), preset and f"preset {preset}"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from permuteformer.folders import read_json
 from permuteformer.tasks import protocol as protocols
 from permuteformer.tasks.base import SPLITS, TASKS, Classification, Source
-from permuteformer.tasks.generators.pathfinder import LEVELS, SPLITS_FILE
+from permuteformer.tasks.generators.pathfinder import LEVELS, PADDLES, SPLITS_FILE
 from permuteformer.tasks.inputs import Pixels
 from permuteformer.tasks.own import inside
 from permuteformer.tasks.prepare import Row
@@ -69,6 +69,10 @@ class LraPathfinder(Classification):
     def recipe(self) -> dict[str, object]:
         return {"resolution": self.resolution, "level": self.level}
 
+    def notes(self) -> list[str]:
+        easier = f"level {self.level!r}, target snakes of {PADDLES[self.level]} paddles, where the paper has {PADDLES['hard']}"
+        return super().notes() + ([easier] if self.level != "hard" else [])
+
     def sources(self, folder: Path) -> Iterator[Source]:
         for place in PLACES:
             level = folder / place / f"pathfinder{self.resolution}" / LEVELS[self.level]
@@ -77,7 +81,8 @@ class LraPathfinder(Classification):
                 title = f"{place}/{level.parent.name}/{level.name}".removeprefix("./")
                 noted = level / SPLITS_FILE
                 paths = (level / "imgs", *metadata, *([noted] if noted.is_file() else []))
-                yield Source(title, paths, partial(self._read, level, metadata))
+                note = "images of permuteformer's own generator, not the official ones" if noted.is_file() else ""
+                yield Source(title, paths, partial(self._read, level, metadata), note)
 
     def _read(self, level: Path, metadata: list[Path], problems: Problems) -> Iterator[tuple[str, Row]]:
         # A count first, as splits are shares of it. Complaints come in the second reading.

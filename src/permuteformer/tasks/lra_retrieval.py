@@ -63,6 +63,9 @@ class LraRetrieval(Matching):
     def labels(self) -> list[str]:
         return ["unrelated", "related"]
 
+    def notes(self) -> list[str]:
+        return super().notes() + protocols.cut(self.protocol, self.max_length)
+
     def sources(self, folder: Path) -> Iterator[Source]:
         stems = [(place, "new_aan_pairs", "") for place in PLACES]
         stems += [("acl_pairs", "acl_pairs", ABSTRACTS), ("retrieval-halves", "new_aan_pairs", HALVES)]

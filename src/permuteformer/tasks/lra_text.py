@@ -60,6 +60,9 @@ class LraText(Classification):
     def labels(self) -> list[str]:
         return LABELS
 
+    def notes(self) -> list[str]:
+        return super().notes() + protocols.cut(self.protocol, self.max_length)
+
     def sources(self, folder: Path) -> Iterator[Source]:
         places = tuple(folder / "aclImdb" / split / label for split in ("train", "test") for label in LABELS)
         if all(place.is_dir() for place in places):

@@ -20,6 +20,16 @@ def text_length(protocol: str) -> int:
     return 4000 if protocol == "paper" else 4001
 
 
+def cut(protocol: str, max_length: int) -> list[str]:
+    """What must be said beside a number where texts are cut to fewer tokens than the protocol has.
+
+    >>> cut("paper", 1024)
+    ['texts are cut to 1,024 tokens, where the protocol has 4,000']
+    """
+    whole = text_length(protocol)
+    return [f"texts are cut to {max_length:,} tokens, where the protocol has {whole:,}"] if max_length < whole else []
+
+
 def validation(protocol: str, asked: str | None, without_one: str) -> str:
     """Where the validation split comes from: as ``asked``, else the test split by the paper's protocol, else ``without_one``."""
     if asked is not None:

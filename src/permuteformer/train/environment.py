@@ -63,8 +63,19 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes that were in use: of the device, or of the process where there is none."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    peak = resident_memory("VmHWM")
+    if peak is not None:  # on Linux, where ru_maxrss would tell how large the process was that started this one
+        return peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def resident_memory(which: str = "VmRSS") -> int | None:
+    """Bytes of this process in memory, now or (``VmHWM``) at most; none where there is no ``/proc``."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{which}:")), None)
 
 
 def _cpu() -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from permuteformer.experiments.base import Experiment
-from permuteformer.experiments.own import defaults
-from permuteformer.models import PermuteFormerConfig
+from permuteformer.experiments.own import defaults, task_options
+from permuteformer.models import PRESETS, PermuteFormerConfig
 from permuteformer.options import argument_docs, attribute_docs, parse_value
 from permuteformer.registry import unknown
 from permuteformer.tasks import TASKS
@@ -43,6 +43,7 @@ def experiment_from_words(task: str, model: str | None, words: Iterable[str], gi
         if short in target:
             raise ValueError(f"{name} is given twice")
         target[short] = _parse(task, place, short, value)
+    options = task_options(task, options)
     made = build_task(task, options, data)
     preset, changed, usual = defaults(task, made.kind, made.grid is not None)
     if {"steps", "epochs"} & set(settings):
@@ -55,16 +56,21 @@ def listing(task: str) -> list[tuple[str, str, str, str]]:
     """Every field for a task: its name, whose it is, its value unless told, and what it is."""
     made = TASKS[task]
     has_grid = task == "images" if "path" in TASKS.options(task) else build_task(task, {}).grid is not None
-    _, changed, usual = defaults(task, made.kind, has_grid)
+    preset, changed, usual = defaults(task, made.kind, has_grid)
+    changed = {**PRESETS[preset], **changed}
     told, described, of_task = attribute_docs(Experiment), argument_docs(PermuteFormerConfig), argument_docs(made)
     rows = [
         (_word(field.name), "training", _shown(usual.get(field.name, field.default)), told[field.name])
         for field in dataclasses.fields(Experiment)
         if field.name in SETTINGS
     ]
-    rows += [(_word(name), "model", _shown(changed.get(name, "the preset's")), described.get(name, "")) for name in _config_fields()]
     rows += [
-        (_word(name), "task", _shown("" if option.default is option.empty else option.default), of_task.get(name, ""))
+        (_word(name), "model", _shown(changed.get(name, getattr(PermuteFormerConfig, name, ""))), described.get(name, ""))
+        for name in _config_fields()
+    ]
+    options = task_options(task, {})
+    rows += [
+        (_word(name), "task", _shown(options.get(name, "" if option.default is option.empty else option.default)), of_task.get(name, ""))
         for name, option in TASKS.options(task).items()
         if name not in ("data", "path")
     ]
@@ -117,7 +123,7 @@ def _config_fields() -> list[str]:
 def _parse(task: str, place: str, name: str, value: str) -> Any:
     hint = typing.get_type_hints({"experiment": Experiment, "model": _Config, "task": TASKS[task].__init__}[place])[name]
     if name == "test_lengths":
-        return tuple(int(part) for part in value.split(",") if part)
+        return tuple(parse_value(name, part, int) for part in value.split(",") if part)
     if typing.get_origin(hint) is typing.Literal:
         return value
     if typing.get_origin(hint) in (dict, list):
@@ -140,4 +146,5 @@ def _word(name: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None or value == () else str(value)
+    """As it would be given."""
+    return "" if value is None or value == () else json.dumps(value) if isinstance(value, (dict, list)) else str(value)

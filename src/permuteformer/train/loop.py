@@ -225,15 +225,17 @@ class Trainer:
         """The metrics on a split, of the experiment's number of items. Raises ``Interrupted`` where a signal comes."""
         experiment, task = self.experiment, task or self.task
         items = experiment.validation_items if split == "validation" else experiment.test_items
-        if items is not None:  # of longer windows fewer, so that as many tokens are scored
-            items = max(items * self.task.max_length // task.max_length, 1)
+        size = experiment.evaluation_batch_size or experiment.batch_size
+        if task is not self.task:  # of longer windows fewer, so that as many tokens are scored, in as much memory
+            share = self.task.max_length / task.max_length
+            size, items = max(int(size * share), 1), None if items is None else max(int(items * share), 1)
         with self.display.evaluating(split, len(chosen(len(task.dataset(split)), items))) as bar:
             return evaluate(
                 self.updater.bare,
                 self.config,
                 task,
                 split,
-                batch_size=experiment.evaluation_batch_size or experiment.batch_size,
+                batch_size=size,
                 items=items,
                 accelerator=self.accelerator,
                 progress=bar,

@@ -28,7 +28,7 @@ LEVELS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "har
 SPLITS_FILE = "splits.json"
 """How many images are of which split, in the order of the metadata: ours, and not in the official data."""
 
-_LENGTHS = {"easy": 6, "intermediate": 9, "hard": 14}
+PADDLES = {"easy": 6, "intermediate": 9, "hard": 14}
 """Levels, and how many paddles a target snake has."""
 
 _DISTRACTOR_ATTEMPTS = 5
@@ -95,9 +95,9 @@ def settings(resolution: int, level: str) -> PathfinderSettings:
     """
     if resolution not in _SETTINGS:
         raise ValueError(f"resolution must be 32, 64 or 128; it is {resolution!r}: choose one of these")
-    if level not in _LENGTHS:
-        raise ValueError(unknown("level", level, _LENGTHS))
-    return replace(_SETTINGS[resolution], level=level, contour_length=_LENGTHS[level])
+    if level not in PADDLES:
+        raise ValueError(unknown("level", level, PADDLES))
+    return replace(_SETTINGS[resolution], level=level, contour_length=PADDLES[level])
 
 
 @dataclass(frozen=True, eq=False)

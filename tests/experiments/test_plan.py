@@ -59,8 +59,21 @@ def test_rows_of_a_table_differ_in_the_model_alone():
     for plan in PLANS.values():
         for table in plan.tables:
             for column in table.columns:
-                works = [{**column.work(table.kind, row, 0).to_json(), "model": None} for row in table.rows]
+                works = [{**column.work(table.kind, row, 0).to_json(), "model": None} for row in table.rows if row not in column.apart]
                 assert all(work == works[0] for work in works)
+
+
+def test_the_bias_is_measured_one_item_at_a_time():
+    cells = PLANS["paper"].cells(["2"], ["performer", "performer-t5"], ["text"])
+    assert [cell.work.batch_size for cell in cells] == [16, 1]
+    assert cells[0].work.items == cells[1].work.items == 25_000
+
+
+def test_settings_of_all_training_can_be_changed():
+    plan = PLANS["small"].changed({"precision": "bfloat16"})
+    assert {cell.work.precision for cell in plan.cells(["1", "4"])} == {"bfloat16"}
+    assert plan.cells(["2"]) == PLANS["small"].cells(["2"])
+    assert PLANS["small"].changed({}) is PLANS["small"]
 
 
 def test_figures_and_lengths_are_drawn_from_table_4():

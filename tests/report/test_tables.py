@@ -219,6 +219,13 @@ def test_notes_of_tasks_and_baselines_stand_under_the_table():
     assert any(note.startswith("The paper also has Transformer,") for note in table.notes)
 
 
+def test_one_seed_is_as_certain_as_its_items_are_many():
+    """Of 100 items, accuracies of 50 and 54 % are the same; of 10,000 they are not."""
+    for items, same in ((100, 0), (10_000, 1)):
+        table = only([training("transformer", 0.50, test_items=items), training("permuteformer", 0.54, test_items=items)])
+        assert (table.agreement.same, table.agreement.ties) == (same, 1 - same)
+
+
 def test_measurements_say_how_they_were_made():
     four = measurement("2", "performer", "text", 1.0, 4000, batch=4, items=25_000)
     two = measurement("2", "reformer", "text", 1.0, 4000, batch=2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from permuteformer.experiments import Cell
+from permuteformer.experiments import PLANS, Cell
 from permuteformer.reproduce.estimate import estimate, measured_rate
 from permuteformer.reproduce.jobs import jobs_of
 
@@ -39,9 +39,19 @@ def test_a_run_of_the_same_row_knows_best(tmp_path):
     assert (guess.seconds, guess.memory_bytes, guess.measured) == (12.5, 99, True)
 
 
-def test_data_that_is_not_there_leaves_it_open(tmp_path):
-    guess = of(replace(DIGITS, task="lra-text", model="permuteformer-text"), folder=tmp_path, data=str(tmp_path))
-    assert guess.seconds is None
+@pytest.mark.parametrize("table", ["1", "4"])
+def test_without_data_the_official_sizes_are_taken(tmp_path, table):
+    for job in jobs_of(PLANS["paper"].cells([table], seeds=1), tmp_path):
+        guess = estimate(job, [], 1e12, str(tmp_path))
+        assert guess.seconds > 3600
+        assert guess.memory_bytes > 5e8
+
+
+def test_scores_of_many_words_take_memory(tmp_path):
+    words = next(job for job in jobs_of(PLANS["paper"].cells(["4"], seeds=1), tmp_path))
+    few = of(replace(words.cell.work, micro_batch_size=1), folder=tmp_path, data=str(tmp_path))
+    all_at_once = of(replace(words.cell.work, micro_batch_size=None), folder=tmp_path, data=str(tmp_path))
+    assert all_at_once.memory_bytes - few.memory_bytes > 127 * 512 * 267_744 * 4
 
 
 def test_the_rate_is_that_of_a_computer():

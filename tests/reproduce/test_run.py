@@ -139,7 +139,7 @@ def test_what_a_person_killed_is_begun_again(tmp_path, console, monkeypatch):
         process.wait()
         monkeypatch.setattr(module, "_killed_for_memory", lambda: killed)
         failures = {}
-        module._ended(module.Running(job, process, None, 3), failures)
+        module._ended(module.Running(job, process, None, 0, 3), failures)
         return job.result.get("status"), list(failures)
 
     assert ended(3) == (None, ["table1/digits/permuteformer-seed0"])

@@ -40,6 +40,8 @@ def experiments(preset: Annotated[str, typer.Option(help="quick, small or paper.
                 numbers = (published(table.name, row, column.name) for column in table.columns)
                 shown.add_row(row, *(_number(number) for number in numbers))
             console.print(shown)
+        one = plan.tables[0]
+        say(f"one cell: permuteformer reproduce --preset {preset} --table {one.name} --rows {one.rows[0]} --tasks {one.columns[0].name}")
         say(f"numbers are the paper's; preset {preset}: {plan.title}, {plan.seeds} seed{'s' if plan.seeds > 1 else ''} unless told")
         if plan.also:
             say("drawn from the same runs: " + ", ".join(f"--{'figure 2' if n == 'figure2' else f'table {n}'}" for n in plan.also))
@@ -54,7 +56,9 @@ def reproduce(
     tasks: Annotated[list[str] | None, typer.Option(help="Columns; all unless told. May be repeated.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the runs; runs/PRESET unless told.")] = None,
     data: Annotated[Path | None, typer.Option(help="Data folder; else PERMUTEFORMER_DATA, else the user's cache.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; 1 on a GPU, else a core each, at most 2, unless told.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; one a GPU, else a core each, at most 2, unless told.", min=1)] = None,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Items computed at a time, where memory is short.", min=1)] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the preset's unless told.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be run, how long it takes and how much memory.")] = False,
 ) -> None:
     """Run the paper's tables: all rows, tasks and seeds. What is finished is not run again; interrupted, it goes on.
@@ -65,7 +69,8 @@ def reproduce(
     from permuteformer.reproduce.jobs import jobs_of
 
     with errors_in_words():
-        plan = _plan(PLANS, preset)
+        settings = {"micro_batch_size": micro_batch_size, "precision": precision}
+        plan = _plan(PLANS, preset).changed({name: value for name, value in settings.items() if value is not None})
         wanted = [*(table or []), *(["figure2"] if figure else [])]
         folder = output or Path("runs") / preset
         cells = plan.cells(wanted, _split(rows), _split(tasks), seeds)
@@ -110,13 +115,14 @@ def _show_plan(todo: list[Job], at_once: int, data: str | None) -> None:
     from permuteformer.reproduce.estimate import estimate, measured_rate
 
     rate = measured_rate()
+    finished = [job for job in todo if job.result]
     shown = Table()
     for column in ("run", "state", "time", "memory"):
         shown.add_column(column, justify="left" if column in ("run", "state") else "right", no_wrap=column != "run", overflow="fold")
     training = measuring = 0.0
     unknown = 0
     for job in todo:
-        guess = estimate(job, todo, rate, data)
+        guess = estimate(job, finished, rate, data)
         state = "" if not job.result else job.result["status"]
         if not state and guess.seconds is not None:
             training, measuring = (training + guess.seconds, measuring) if job.is_training else (training, measuring + guess.seconds)
@@ -159,9 +165,9 @@ def _split(names: list[str] | None) -> list[str]:
 def _at_once(jobs: int | None) -> int:
     if jobs is not None:
         return jobs
-    import torch
+    from permuteformer.reproduce.devices import gpus
 
-    return 1 if torch.cuda.is_available() else min(os.cpu_count() or 1, 2)
+    return len(gpus()) or min(os.cpu_count() or 1, 2)
 
 
 def _number(number: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from permuteformer.experiments.base import Cell, Experiment, Measurement
@@ -25,6 +25,9 @@ class Column:
     same: Mapping[str, str] = field(default_factory=dict)
     """Rows that are another row here: without 2D, a text is read as it is with it."""
 
+    apart: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Rows that cannot be measured as the others are, and what of their settings differs."""
+
     def work(self, kind: str, row: str, seed: int) -> Experiment | Measurement:
         """What is run for a row."""
         shared: dict[str, Any] = {
@@ -35,7 +38,7 @@ class Column:
         }
         if kind == "training":
             return Experiment(**shared, **self.settings, seed=seed)
-        return Measurement(**shared, **self.settings)
+        return Measurement(**shared, **{**self.settings, **self.apart.get(row, {})})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,18 @@ class Plan:
     """Seeds unless told."""
     also: Mapping[str, str] = field(default_factory=dict)
     """Tables and figures that are drawn from the runs of another table."""
+
+    def changed(self, settings: Mapping[str, Any]) -> Plan:
+        """The same, with other settings of all training."""
+        if not settings:
+            return self
+        tables = (
+            replace(table, columns=tuple(replace(column, settings={**column.settings, **settings}) for column in table.columns))
+            if table.kind == "training"
+            else table
+            for table in self.tables
+        )
+        return replace(self, tables=tuple(tables))
 
     def cells(
         self, tables: Sequence[str] = (), rows: Sequence[str] = (), columns: Sequence[str] = (), seeds: int | None = None

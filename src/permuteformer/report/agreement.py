@@ -29,7 +29,7 @@ class Agreement:
 
     same: int
     ties: int
-    """Closer than one joint standard deviation, in our numbers or in the paper's."""
+    """Closer than one joint standard deviation, in our numbers or in the paper's; of one seed, the standard error of its test items."""
     reversed_pairs: tuple[str, ...]
     """A sentence for each pair that stands the other way round."""
 

@@ -13,6 +13,7 @@ from permuteformer.report.groups import OWN, Group, row_order, shorten, slug, un
 from permuteformer.report.lengths import length_tables, speed_tables
 from permuteformer.report.notes import baselines_of, measurements_of, not_run, notes_of, trained_of
 from permuteformer.report.quantities import EPOCH, LATENCY, PARAMETERS, TRAINING_MEMORY, TRAINING_TIME, VALIDATION, metric_quantity
+from permuteformer.report.records import Record, number
 from permuteformer.report.table import (
     SEEDS,
     Cell,
@@ -42,16 +43,16 @@ AVERAGED = [column for column in next(iter(TABLE1.values())) if column != "avera
 def build_tables(groups: Sequence[Group]) -> list[Table]:
     """All tables that these runs fill, in the paper's order."""
     tables: list[Table] = []
-    for (number, preset), members in groupby(groups, key=lambda group: (group.table, group.preset)):
+    for (table, preset), members in groupby(groups, key=lambda group: (group.table, group.preset)):
         of_it = list(members)
-        if number == OWN:
+        if table == OWN:
             tables += [_own(of_it), *length_tables(of_it)]
-        elif not number.isdigit() and all(group.first.kind == "measurement" for group in of_it):
-            tables += speed_tables(number, preset, of_it)
+        elif not table.isdigit() and all(group.first.kind == "measurement" for group in of_it):
+            tables += speed_tables(table, preset, of_it)
         else:
-            tables += [_of_paper(number, preset, of_it), *length_tables(of_it)]
+            tables += [_of_paper(table, preset, of_it), *length_tables(of_it)]
     taken: set[str] = set()
-    return [replace(table, name=unique(table.name, taken)) for table in tables]
+    return [replace(made, name=unique(made.name, taken)) for made in tables]
 
 
 def _of_paper(table: str, preset: str, groups: Sequence[Group]) -> Table:
@@ -77,8 +78,9 @@ def _of_paper(table: str, preset: str, groups: Sequence[Group]) -> Table:
         mark_best(cells, names, column)
         if table in quantities:
             add_ratios(cells, names, column)
+    by_place = {(group.row, group.column): group.first for group in groups}
     agreement = compare(
-        Standing(column.title, row.leads[0], (cell.mean, cell.deviation), cell.paper)
+        Standing(column.title, row.leads[0], (cell.mean, cell.deviation or _sampling(cell, by_place[row.name, column.name])), cell.paper)
         for column in columns
         if column.name != "average"
         for row in rows
@@ -132,6 +134,14 @@ def _average(
             paper_text="" if paper is None else paper_number(paper, 2),
         )
     return [Column("average", COLUMN_TITLES["average"], quantity)] if any(column == "average" for _, column in cells) else []
+
+
+def _sampling(cell: Cell, record: Record) -> float | None:
+    """The standard error that an accuracy in percent has because so many items were tested, for a row of one seed."""
+    items = number(record.work.get("test_items"))
+    if record.metric != "accuracy" or not items or cell.mean is None or not 0 <= cell.mean <= 100:
+        return None
+    return math.sqrt(cell.mean * (100 - cell.mean) / items)
 
 
 def _own(groups: Sequence[Group]) -> Table:

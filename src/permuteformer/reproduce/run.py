@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from permuteformer.bench.apart import OUT_OF_MEMORY, available_memory, measure_a
 from permuteformer.experiments import Experiment, Measurement
 from permuteformer.experiments.layout import EXPERIMENT, FORMAT, RESULT
 from permuteformer.folders import write_json
+from permuteformer.reproduce.devices import environment_of, gpus
 from permuteformer.reproduce.jobs import Job
 
 POLL_SECONDS = 0.5
@@ -40,6 +41,8 @@ class Running:
     job: Job
     process: subprocess.Popen[bytes]
     bar: Any
+    slot: int
+    """Which of those under way together it is."""
     killed_before: int
     """Processes that the machine had killed for want of memory when it began."""
 
@@ -77,7 +80,7 @@ def run(jobs: Sequence[Job], *, preset: str, command: str, at_once: int, data: s
 def _train(
     jobs: list[Job], made_by: dict[str, str], at_once: int, data: str | None, progress: Progress, whole: Any, failures: dict[str, str]
 ) -> None:
-    threads = max((os.cpu_count() or 1) // at_once, 1)
+    devices = gpus()
     waiting, running = list(jobs), list[Running]()
     try:
         while waiting or running:
@@ -85,7 +88,9 @@ def _train(
                 job = waiting.pop(0)
                 _announce(progress, f"training {job.cell.name}")
                 bar = progress.add_task(job.cell.name, total=None, told="")
-                running.append(Running(job, _start(job, made_by, threads, at_once, data), bar, _killed_for_memory()))
+                slot = next(slot for slot in range(at_once) if all(one.slot != slot for one in running))
+                process = _start(job, made_by, at_once, data, environment_of(slot, devices))
+                running.append(Running(job, process, bar, slot, _killed_for_memory()))
             time.sleep(POLL_SECONDS)
             for one in list(running):
                 _show(one, progress)
@@ -124,7 +129,7 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _start(job: Job, made_by: dict[str, str], threads: int, at_once: int, data: str | None) -> subprocess.Popen[bytes]:
+def _start(job: Job, made_by: dict[str, str], at_once: int, data: str | None, share: Mapping[str, str]) -> subprocess.Popen[bytes]:
     path = job.path
     path.parent.mkdir(parents=True, exist_ok=True)
     order = path.with_name(f"{path.name}.job.json")
@@ -132,9 +137,10 @@ def _start(job: Job, made_by: dict[str, str], threads: int, at_once: int, data: 
     assert isinstance(job.cell.work, Experiment)
     free = available_memory()
     memory = None if free is None else free * 9 // 10 // at_once
+    threads = max((os.cpu_count() or 1) // at_once, 1)  # unless the caller's environment says how many
     write_json(order, {"experiment": job.cell.work.to_json(), "folder": str(path), "cell": cell, "memory_bytes": memory})
     command = [sys.executable, "-m", "permuteformer", "run-cell", str(order), *(["--data", data] if data else [])]
-    environment = {**MALLOC, **os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**MALLOC, "OMP_NUM_THREADS": str(threads), **os.environ, **share, "TOKENIZERS_PARALLELISM": "false"}
     with path.with_name(f"{path.name}.{SAID}").open("wb") as said:
         return subprocess.Popen(
             command,

@@ -71,6 +71,7 @@ def test_from_a_table_to_labels_and_a_report(tmp_path, monkeypatch):
         (["train", "digits", "--learning-rate", "nan"], "learning_rate must be a number above 0; it is nan"),
         (["train", "digits", "--hidden-size", "15"], "hidden_size"),
         (["train", "digits", "--track", "wandbb"], "wandb"),
+        (["train", "lm-bytes", "--test-lengths", "256,long"], "test_lengths must be of type int; it is 'long'"),
         (["train", "classify"], "classify is of your own data: say where it is"),
         (["train", "classify", "nowhere.csv"], "nowhere.csv"),
         (["train", "lra-text"], "no data for lra-text.*permuteformer data fetch"),
@@ -95,6 +96,11 @@ def test_what_is_wrong_is_said_in_a_sentence(words, message, tmp_path, monkeypat
     assert re.search(message, output, re.DOTALL), output
     assert "Traceback" not in output
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("experiment.json"))
+
+
+def test_too_large_a_model_is_said_in_a_sentence(tmp_path):
+    output = run("train", "digits", "--intermediate-size", "1000000000000", "--output", str(tmp_path / "run"), code=1)
+    assert re.search("allocate.*micro-batch-size", output), output
 
 
 def test_a_run_folder_of_another_version_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Killed or interrupted anywhere, a run that goes on ends with the bytes of one that nobody disturbed."""
 
 import json
+import random
 import shutil
 
 import pytest
@@ -39,6 +40,7 @@ def assert_same(folder, undisturbed):
 @pytest.mark.parametrize(
     ("words", "at"),
     [
+        (DIGITS, At(UPDATE, random.SystemRandom().randint(2, 12), KILL)),  # at a step that nobody chose
         (DIGITS, At(UPDATE, 3, KILL)),  # in the middle of an epoch
         (DIGITS, At(UPDATE, 6, KILL)),  # at the beginning of one
         (BYTES, At(UPDATE, 11, KILL)),
@@ -47,7 +49,7 @@ def assert_same(folder, undisturbed):
         (DIGITS, At("os.fsync", 40, KILL)),  # in the middle of a checkpoint
         (DIGITS, At("permuteformer.train.finish.look", 1, KILL)),
     ],
-    ids=["middle", "epoch", "bytes", "validation", "length", "checkpoint", "finish"],
+    ids=["random", "middle", "epoch", "bytes", "validation", "length", "checkpoint", "finish"],
 )
 def test_killed(words, at, whole, tmp_path):
     folder = tmp_path / "run"

@@ -164,9 +164,16 @@ def _how(data: Path | None, shard: bool, track: list[str] | None, workers: int, 
 
 
 def _run(experiment: Experiment, folder: Path, how: How, cell: Mapping[str, Any] | None = None) -> None:
+    from permuteformer.bench.apart import ran_out_of_memory
     from permuteformer.train.loop import train as run
 
-    result = run(experiment, folder, how, cell)
+    try:
+        result = run(experiment, folder, how, cell)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(f"{type(error).__name__}: {error}"):
+            raise
+        first = (str(error).strip().splitlines() or ["not enough memory"])[0]
+        raise MemoryError(f"{first} (a smaller --micro-batch-size needs less, for the same result; checkpoints stay)") from None
     if int(os.environ.get("RANK", 0)):
         return
     if result["status"] == "interrupted":
@@ -182,4 +189,4 @@ def _errors() -> tuple[type[Exception], ...]:
 
     from permuteformer.train.finite import NotFinite
 
-    return StrictDataclassError, NotFinite
+    return StrictDataclassError, NotFinite, MemoryError

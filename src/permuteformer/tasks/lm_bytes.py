@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import platform
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class LmBytes(LanguageModelling):
 
     def sources(self, folder: Path) -> Iterator[Source]:
         note = f"text of Python {platform.python_version()}: {self.corpus}"
-        yield Source("Python's own text", (_library(),), partial(self.encode_documents, self._documents), note)
+        yield Source("Python's own text", tuple(FILES[self.corpus]()), partial(self.encode_documents, self._documents), note)
 
     def _documents(self, problems: Problems) -> Iterator[tuple[str, Iterable[str]]]:
         for name, text in without_repeats(CORPORA[self.corpus]()):
@@ -86,9 +87,7 @@ def topics() -> Iterator[tuple[str, str]]:
 def docstrings() -> Iterator[tuple[str, str]]:
     """The docstrings of each module of the standard library, read from its source: nothing is imported."""
     library = _library()
-    for path in sorted(library.rglob("*.py")):
-        if LEFT_OUT & set(path.relative_to(library).parts):
-            continue
+    for path in modules():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -102,6 +101,15 @@ def docstrings() -> Iterator[tuple[str, str]]:
             yield f"module {path.relative_to(library)}", text
 
 
+def modules() -> list[Path]:
+    """The files of the standard library."""
+    found = []
+    for folder, folders, files in os.walk(_library()):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
+    return sorted(found)
+
+
 def both() -> Iterator[tuple[str, str]]:
     """Topics, then docstrings."""
     yield from topics()
@@ -109,6 +117,16 @@ def both() -> Iterator[tuple[str, str]]:
 
 
 CORPORA = {"topics": topics, "docstrings": docstrings, "all": both}
+FILES: dict[str, Callable[[], list[Path]]] = {
+    "topics": lambda: [_topics_file()],
+    "docstrings": modules,
+    "all": lambda: [_topics_file(), *modules()],
+}
+"""Where each corpus is read."""
+
+
+def _topics_file() -> Path:
+    return _library() / "pydoc_data" / "topics.py"
 
 
 def _library() -> Path:

@@ -10,6 +10,7 @@ from report.sample import environment, measurement, speeds
 from permuteformer.report.agreement import Standing, compare, is_tie
 from permuteformer.report.groups import group, slug
 from permuteformer.report.records import Record
+from permuteformer.report.spreadsheet import spreadsheet
 from permuteformer.report.tables import build_tables
 
 TEXT = {"name": "lra-text", "title": "reviews", "kind": "classify", "metric": "accuracy", "greater_is_better": True}
@@ -115,6 +116,9 @@ def test_the_average_needs_all_four_tasks():
     assert cell.deviation == pytest.approx(math.hypot(*[statistics.stdev([0, 1])] * 4) / 4)
     assert cell.paper == (64.87, 0.53)
     assert ("permuteformer", "average") not in table.cells
+    assert cell.anchor == at(table, "performer", "text").anchor
+    (line,) = [line for line in spreadsheet(table).splitlines() if line.startswith("performer,average")]
+    assert all(f"table1/{column}/performer-seed0" in line for column in ("text", "retrieval", "image", "pathfinder"))
     assert [column.name for column in table.columns][-1] == "average"
     assert "average" not in [column.name for column in only(seeds[:6]).columns]
 

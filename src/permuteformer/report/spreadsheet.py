@@ -28,7 +28,8 @@ HEADER = (
 
 def spreadsheet(table: Table) -> str:
     """A table as CSV. Numbers are whole, not as they are shown."""
-    runs = {group.anchor: "; ".join(record.run for record in group.records) for group in table.groups}
+    runs = {group.anchor: [record.run for record in group.records] for group in table.groups}
+    of_row = {row.name: [record.run for group in table.groups if group.row == row.name for record in group.records] for row in table.rows}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
@@ -39,7 +40,8 @@ def spreadsheet(table: Table) -> str:
                 continue
             paper = cell.paper or (None, None)
             entries = (row.name, column.name, column.quantity.name, column.quantity.unit, cell.mean, cell.deviation, cell.count, cell.text)
-            entries += (cell.remark, cell.best, cell.ratio, *paper, cell.paper_ratio, runs.get(cell.anchor, ""))
+            made_of = of_row[row.name] if column.name == "average" else runs.get(cell.anchor, [])
+            entries += (cell.remark, cell.best, cell.ratio, *paper, cell.paper_ratio, "; ".join(made_of))
             writer.writerow([_safe(entry) for entry in entries])
     return text.getvalue()
 

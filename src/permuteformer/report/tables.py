@@ -129,6 +129,7 @@ def _average(
             mean=mean,
             deviation=deviation,
             count=min(cell.count for cell in there),
+            anchor=there[0].anchor,  # the others stand under it
             counted=True,
             paper=paper,
             paper_text="" if paper is None else paper_number(paper, 2),

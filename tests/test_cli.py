@@ -69,7 +69,11 @@ def test_from_a_table_to_labels_and_a_report(tmp_path, monkeypatch):
         (["train", "digits", "--model", "permutformer-image"], "unknown preset 'permutformer-image'.*did you mean 'permuteformer-image'"),
         (["train", "digits", "--learnin-rate", "1"], "unknown field 'learnin_rate'.*did you mean 'learning_rate'"),
         (["train", "digits", "--learning-rate", "nan"], "learning_rate must be a number above 0; it is nan"),
-        (["train", "digits", "--hidden-size", "15"], "hidden_size"),
+        (["train", "digits", "--hidden-size", "15"], "^hidden_size must be a multiple of num_heads"),
+        (
+            ["train", "digits", "some.csv"],
+            "digits has data of its own, and takes no file; 'some.csv' is for one of classify, images, lm, match",
+        ),
         (["train", "digits", "--track", "wandbb"], "wandb"),
         (["train", "lm-bytes", "--test-lengths", "256,long"], "test_lengths must be of type int; it is 'long'"),
         (["train", "classify"], "classify is of your own data: say where it is"),

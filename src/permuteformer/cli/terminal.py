@@ -22,7 +22,8 @@ def errors_in_words(*kinds: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (ValueError, TypeError, OSError, *kinds)):
             raise
-        Console(stderr=True).print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        cause = error.__cause__ if isinstance(error, kinds) else None  # libraries wrap what was said, and say less
+        Console(stderr=True).print(f"{cause or error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 

@@ -43,6 +43,9 @@ def experiment_from_words(task: str, model: str | None, words: Iterable[str], gi
         if short in target:
             raise ValueError(f"{name} is given twice")
         target[short] = _parse(task, place, short, value)
+    if task in TASKS and "path" in options and "path" not in TASKS.options(task):
+        own = [name for name in TASKS if "path" in TASKS.options(name)]
+        raise ValueError(f"{task} has data of its own, and takes no file; {options['path']!r} is for one of {', '.join(own)}")
     options = task_options(task, options)
     made = build_task(task, options, data)
     preset, changed, usual = defaults(task, made.kind, made.grid is not None)

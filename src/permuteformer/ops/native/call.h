@@ -1,0 +1,66 @@
+// One call of the kernel: tensors as they lie in memory, and what is to be done with them. The same for all instruction sets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// b h l and then numbers side by side.
+struct Tensor4 {
+    float *data;
+    int64_t batch, head, token;  // strides
+
+    float *row(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+};
+
+// One cycle of a head: features begin … begin + length - 1, moved by the positions' number of this axis.
+struct Cycle {
+    int32_t begin, length, axis;
+};
+
+struct Call {
+    int64_t batch, heads, length, features, values;
+    Tensor4 q, k, v, out;
+    const Cycle *cycles;
+    const int32_t *of_head;  // h + 1: where a head's cycles begin; all zero without a permutation
+    const int64_t *positions;  // b l a, or null for tokens that are shown counted from start
+    int64_t positions_batch, positions_token;
+    const int64_t *start;  // b
+    const uint8_t *shown;  // b l, or null
+    int64_t shown_batch;
+    const float *log_decay;  // h, or null
+    int32_t map;
+    bool normalize;
+    float *kv, *z;  // b h m d and b h m: the carry, in and out
+
+    // Backward
+    Tensor4 d_out, d_q, d_k, d_v;
+    float *d_kv, *d_z;  // of the carry at the end, and then of that at the beginning
+    double *d_log_decay;  // b h, or null
+    float *kept;  // causal: carries between groups of blocks, b h groups (m d + m)
+};
+
+// What an instruction set has to offer. Each function does the work of one head of one row, or of some of its tokens.
+struct Kernels {
+    // Bidirectional: keys begin … end join kv and z, which are this part's own; queries read them.
+    void (*absorb)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end, float *kv, float *z);
+    void (*read)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end);
+    void (*read_back)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end, float *d_kv, float *d_z);
+    void (*absorb_back)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end);
+    // Causal, all tokens.
+    void (*scan)(const Call &, int64_t b, int64_t h, bool keep);
+    void (*scan_back)(const Call &, int64_t b, int64_t h);
+};
+
+constexpr int64_t BLOCK = 64;  // tokens whose features exist at a time
+constexpr int64_t GROUP = 16;  // blocks between carries that the backward pass finds again
+
+// By feature map, for each instruction set that was compiled.
+namespace baseline {
+const Kernels *kernels(int map);
+}
+namespace avx2 {
+const Kernels *kernels(int map);
+}
+namespace avx512 {
+const Kernels *kernels(int map);
+}

@@ -1,0 +1,518 @@
+// Linear attention of one head, block by block: features of a block exist in a buffer that stays in cache, and nowhere else.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "features.h"
+
+namespace ISA {
+
+// Memory of one thread for one call, taken at once and kept aligned.
+struct Arena {
+    char *memory, *next;
+
+    explicit Arena(size_t bytes) : memory(static_cast<char *>(::operator new(bytes + 64, std::align_val_t(64)))), next(memory) {}
+    ~Arena() { ::operator delete(memory, std::align_val_t(64)); }
+    Arena(const Arena &) = delete;
+    Arena &operator=(const Arena &) = delete;
+
+    template <typename T>
+    T *take(size_t count) {
+        T *found = reinterpret_cast<T *>(next);
+        next += (count * sizeof(T) + 63) / 64 * 64;
+        std::memset(static_cast<void *>(found), 0, count * sizeof(T));
+        return found;
+    }
+};
+
+// Goes along the tokens of one row: what is shown, and where it stands.
+struct Walk {
+    const Call *call;
+    const uint8_t *shown;
+    const int64_t *positions;
+    int64_t place;  // of the next token that is shown, where positions are counted
+
+    Walk(const Call &call, int64_t b, int64_t begin)
+        : call(&call), shown(call.shown ? call.shown + b * call.shown_batch : nullptr),
+          positions(call.positions ? call.positions + b * call.positions_batch : nullptr), place(call.start[b]) {
+        if (positions) return;
+        if (!shown) {
+            place += begin;
+        } else {
+            for (int64_t t = 0; t < begin; t++) place += shown[t] != 0;
+        }
+    }
+    bool is_shown(int64_t t) const { return !shown || shown[t]; }
+    // Turns to token t, which is shown. Tokens are visited one after the other.
+    void turn(Turn &turn, int64_t t) {
+        if (turn.count) turn.to(positions ? positions + t * call->positions_token : &place);
+        place++;
+    }
+};
+
+static inline void zero(float *p, ptrdiff_t n) { std::memset(p, 0, n * sizeof(float)); }
+
+static inline void copy_row(const float *from, float *to, ptrdiff_t n) { std::memcpy(to, from, n * sizeof(float)); }
+
+static inline float dot(const float *a, const float *b, ptrdiff_t n) {  // n a multiple of W
+    vec total[4] = {};
+    ptrdiff_t i = 0;
+    for (; i + 4 * W <= n; i += 4 * W)
+        for (int j = 0; j < 4; j++) total[j] += load(a + i + j * W) * load(b + i + j * W);
+    for (; i < n; i += W) total[0] += load(a + i) * load(b + i);
+    return sum((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+static inline void add_scaled(float *to, const float *x, float scale, ptrdiff_t n) {  // n a multiple of W
+    for (ptrdiff_t i = 0; i < n; i += W) store(to + i, load(to + i) + all(scale) * load(x + i));
+}
+
+static inline void scale(float *x, float by, ptrdiff_t n) {
+    for (ptrdiff_t i = 0; i < n; i += W) store(x + i, load(x + i) * all(by));
+}
+
+// rows x columns to its transpose, panel by panel.
+static void transpose(const float *from, ptrdiff_t from_row, ptrdiff_t rows, ptrdiff_t columns, Matrix to) {
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        float *column = to.data + i / PANEL * to.panel + i % PANEL;
+        const float *row = from + i * from_row;
+        for (ptrdiff_t j = 0; j < columns; j++) column[j * to.row] = row[j];
+    }
+}
+
+// Buffers of a head, with rows padded so that vectors fit and columns of the first cache are not all the same.
+struct Sizes {
+    ptrdiff_t m, d, mp, dp, f_row, v_row;
+
+    explicit Sizes(const Call &call)
+        : m(call.features), d(call.values), mp(padded(m)), dp(padded(d)), f_row(mp + W), v_row(dp) {}
+    Matrix rows(float *data, ptrdiff_t row) const { return {data, row, PANEL}; }
+    Matrix panels(float *data, ptrdiff_t rows) const { return {data, PANEL, rows * PANEL}; }
+    static ptrdiff_t panel_size(ptrdiff_t rows, ptrdiff_t columns) { return rows * ((columns + PANEL - 1) / PANEL) * PANEL; }
+};
+
+static Turn turn_of(const Call &call, int64_t h, Arena &arena) {
+    const int32_t count = call.of_head[h + 1] - call.of_head[h];
+    Turn turn{call.cycles + call.of_head[h], count, arena.take<int64_t>(count), arena.take<int64_t>(count)};
+    turn.start();
+    return turn;
+}
+
+static size_t turn_bytes(const Call &call) { return 2 * (sizeof(int64_t) * call.features + 64); }
+
+static inline void carry_in(const Sizes &s, const float *kv, const float *z, float *to_kv, float *to_z) {
+    for (ptrdiff_t i = 0; i < s.m; i++) copy_row(kv + i * s.d, to_kv + i * s.dp, s.d);
+    copy_row(z, to_z, s.m);
+}
+
+static inline void carry_out(const Sizes &s, const float *kv, const float *z, float *to_kv, float *to_z) {
+    for (ptrdiff_t i = 0; i < s.m; i++) copy_row(kv + i * s.dp, to_kv + i * s.d, s.d);
+    copy_row(z, to_z, s.m);
+}
+
+// Features of tokens begin … end of x, a row each; nothing where hidden.
+template <int MAP>
+static void fill(const Sizes &s, Walk &walk, Turn &turn, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
+    for (int64_t t = begin; t < end; t++, f += s.f_row) {
+        if (walk.is_shown(t)) {
+            walk.turn(turn, t);
+            features<MAP>(x + t * token, f, s.m, turn);
+        } else {
+            zero(f, s.m);
+        }
+    }
+}
+
+static void fill_values(const Sizes &s, const Walk &walk, const float *x, int64_t token, int64_t begin, int64_t end, float *v) {
+    for (int64_t t = begin; t < end; t++, v += s.v_row) {
+        if (walk.is_shown(t)) {
+            copy_row(x + t * token, v, s.d);
+        } else {
+            zero(v, s.d);
+        }
+    }
+}
+
+// The gradients of tokens, from those of their features; the walk goes over them a second time.
+template <int MAP>
+static void back(const Sizes &s, Walk walk, Turn &turn, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token,
+                 int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++, df += s.f_row) {
+        if (walk.is_shown(t)) {
+            walk.turn(turn, t);
+            features_back<MAP>(x + t * token, df, d_x + t * d_token, s.m, turn);
+        } else {
+            zero(d_x + t * d_token, s.m);
+        }
+    }
+}
+
+static inline float divisor(const Call &call, float total) { return call.normalize && total != 0 ? total : 1; }
+
+// Bidirectional
+
+template <int MAP>
+static void absorb(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end, float *kv, float *z) {
+    const Sizes s(call);
+    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + turn_bytes(call) + 1024);
+    float *f = arena.take<float>(BLOCK * s.f_row), *v = arena.take<float>(BLOCK * s.v_row);
+    float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
+    Turn turn = turn_of(call, h, arena);
+    Walk walk(call, b, begin);
+    for (int64_t t = begin; t < end; t += BLOCK) {
+        const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
+        fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
+        fill<MAP>(s, walk, turn, call.k.row(b, h), call.k.token, t, stop, f);
+        for (int64_t i = 0; i < n; i++) add_scaled(sum_z, f + i * s.f_row, 1, s.mp);
+        multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(v, s.v_row), s.rows(sum_kv, s.dp), true);
+    }
+    carry_out(s, sum_kv, sum_z, kv, z);
+}
+
+template <int MAP>
+static void read(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end) {
+    const Sizes s(call);
+    const int64_t head = b * call.heads + h;
+    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + turn_bytes(call) + 1024);
+    float *f = arena.take<float>(BLOCK * s.f_row), *o = arena.take<float>(BLOCK * s.v_row);
+    float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp);
+    carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
+    Turn turn = turn_of(call, h, arena);
+    Walk walk(call, b, begin);
+    float *out = call.out.row(b, h);
+    for (int64_t t = begin; t < end; t += BLOCK) {
+        const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
+        fill<MAP>(s, walk, turn, call.q.row(b, h), call.q.token, t, stop, f);
+        multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(kv, s.dp), s.rows(o, s.v_row), false);
+        for (int64_t i = 0; i < n; i++) {
+            scale(o + i * s.v_row, 1 / divisor(call, dot(f + i * s.f_row, z, s.mp)), s.dp);
+            copy_row(o + i * s.v_row, out + (t + i) * call.out.token, s.d);
+        }
+    }
+}
+
+template <int MAP>
+static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end, float *d_kv, float *d_z) {
+    const Sizes s(call);
+    const int64_t head = b * call.heads + h;
+    const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp);
+    Arena arena(4 * (2 * BLOCK * s.f_row + BLOCK * s.v_row + 2 * s.m * s.dp + turned + 2 * s.mp) + turn_bytes(call) + 2048);
+    float *f = arena.take<float>(BLOCK * s.f_row), *df = arena.take<float>(BLOCK * s.f_row), *dn = arena.take<float>(BLOCK * s.v_row);
+    float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp), *kv_t = arena.take<float>(turned);
+    float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
+    carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
+    transpose(kv, s.dp, s.m, s.d, s.panels(kv_t, s.d));
+    Turn turn = turn_of(call, h, arena), again = turn_of(call, h, arena);
+    Walk walk(call, b, begin);
+    for (int64_t t = begin; t < end; t += BLOCK) {
+        const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
+        const Walk before = walk;
+        fill<MAP>(s, walk, turn, call.q.row(b, h), call.q.token, t, stop, f);
+        fill_values(s, walk, call.d_out.row(b, h), call.d_out.token, t, stop, dn);
+        float d_total[BLOCK];
+        for (int64_t i = 0; i < n; i++) {
+            const float total = dot(f + i * s.f_row, z, s.mp), by = 1 / divisor(call, total);
+            scale(dn + i * s.v_row, by, s.dp);
+            const float *o = call.out.row(b, h) + (t + i) * call.out.token;
+            float along = 0;
+            if (call.normalize && total != 0 && walk.is_shown(t + i))
+                for (ptrdiff_t j = 0; j < s.d; j++) along += dn[i * s.v_row + j] * o[j];
+            d_total[i] = -along;
+        }
+        multiply(n, s.mp, s.d, dn, s.v_row, 1, s.panels(kv_t, s.d), s.rows(df, s.f_row), false);
+        multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(dn, s.v_row), s.rows(sum_kv, s.dp), true);
+        for (int64_t i = 0; i < n; i++) {
+            add_scaled(df + i * s.f_row, z, d_total[i], s.mp);
+            add_scaled(sum_z, f + i * s.f_row, d_total[i], s.mp);
+        }
+        back<MAP>(s, before, again, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop);
+    }
+    carry_out(s, sum_kv, sum_z, d_kv, d_z);
+}
+
+template <int MAP>
+static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end) {
+    const Sizes s(call);
+    const int64_t head = b * call.heads + h;
+    const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp);
+    Arena arena(4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + s.m * s.dp + turned + s.mp) + turn_bytes(call) + 2048);
+    float *f = arena.take<float>(BLOCK * s.f_row), *df = arena.take<float>(BLOCK * s.f_row);
+    float *v = arena.take<float>(BLOCK * s.v_row), *dv = arena.take<float>(BLOCK * s.v_row);
+    float *d_kv = arena.take<float>(s.m * s.dp), *d_z = arena.take<float>(s.mp), *d_kv_t = arena.take<float>(turned);
+    carry_in(s, call.d_kv + head * s.m * s.d, call.d_z + head * s.m, d_kv, d_z);
+    transpose(d_kv, s.dp, s.m, s.d, s.panels(d_kv_t, s.d));
+    Turn turn = turn_of(call, h, arena), again = turn_of(call, h, arena);
+    Walk walk(call, b, begin);
+    for (int64_t t = begin; t < end; t += BLOCK) {
+        const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
+        const Walk before = walk;
+        fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
+        fill<MAP>(s, walk, turn, call.k.row(b, h), call.k.token, t, stop, f);
+        multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(d_kv, s.dp), s.rows(dv, s.v_row), false);
+        multiply(n, s.mp, s.d, v, s.v_row, 1, s.panels(d_kv_t, s.d), s.rows(df, s.f_row), false);
+        for (int64_t i = 0; i < n; i++) {
+            add_scaled(df + i * s.f_row, d_z, 1, s.mp);
+            float *to = call.d_v.row(b, h) + (t + i) * call.d_v.token;
+            if (before.is_shown(t + i)) {
+                copy_row(dv + i * s.v_row, to, s.d);
+            } else {
+                zero(to, s.d);
+            }
+        }
+        back<MAP>(s, before, again, call.k.row(b, h), call.k.token, df, call.d_k.row(b, h), call.d_k.token, t, stop);
+    }
+}
+
+// Causal
+
+// Powers of a head's r in one block, where hidden tokens take no step. Every exponent is 0 or more, so none overflows.
+struct Powers {
+    float of[BLOCK + 1];
+    int32_t steps[BLOCK];  // up to each token, its own among them
+    int32_t total;
+
+    explicit Powers(const float *log_decay) {
+        for (int64_t n = 0; n <= BLOCK; n++) of[n] = log_decay ? static_cast<float>(std::exp(n * static_cast<double>(*log_decay))) : 1;
+    }
+    void count(const Walk &walk, int64_t begin, int64_t n) {
+        total = 0;
+        for (int64_t i = 0; i < n; i++) steps[i] = total += walk.is_shown(begin + i);
+    }
+    float within(int64_t i, int64_t j) const { return of[steps[i] - steps[j]]; }
+    float read(int64_t i) const { return of[steps[i]]; }
+    float write(int64_t i) const { return of[total - steps[i]]; }
+    float across() const { return of[total]; }
+};
+
+static bool is_finite(const float *x, ptrdiff_t n) {
+    vec total{};
+    for (ptrdiff_t i = 0; i < n; i += W) total += load(x + i) * vec{};  // 0, or NaN
+    return sum(total) == 0;
+}
+
+// Buffers and carries of a causal pass over one head.
+struct Scan {
+    Sizes s;
+    ptrdiff_t p_row;
+    float *fq, *fk, *fk_t, *v, *w, *o, *p, *kv, *z;
+
+    static size_t bytes(const Call &call) {
+        const Sizes s(call);
+        return 4 * (2 * BLOCK * s.f_row + Sizes::panel_size(s.mp, BLOCK) + 3 * BLOCK * s.v_row + BLOCK * (BLOCK + W) + s.m * s.dp + s.mp) + 1024;
+    }
+    Scan(const Call &call, Arena &arena) : s(call), p_row(BLOCK + W) {
+        fq = arena.take<float>(BLOCK * s.f_row), fk = arena.take<float>(BLOCK * s.f_row);
+        fk_t = arena.take<float>(Sizes::panel_size(s.mp, BLOCK));
+        v = arena.take<float>(BLOCK * s.v_row), w = arena.take<float>(BLOCK * s.v_row), o = arena.take<float>(BLOCK * s.v_row);
+        p = arena.take<float>(BLOCK * p_row);
+        kv = arena.take<float>(s.m * s.dp), z = arena.take<float>(s.mp);
+    }
+
+    // Weights of pairs in the block: phi(q)·phi(k) r^(i-j), and nothing for keys after the query.
+    void weights(const Powers &powers, int64_t n) {
+        transpose(fk, s.f_row, n, s.m, s.panels(fk_t, s.m));
+        multiply(n, padded(n), s.m, fq, s.f_row, 1, s.panels(fk_t, s.m), s.rows(p, p_row), false);
+        hide(powers, p, n);
+    }
+    // By setting what a query does not see to zero: a product would keep a NaN.
+    void hide(const Powers &powers, float *x, int64_t n) const {
+        for (int64_t i = 0; i < n; i++) {
+            float *row = x + i * p_row;
+            for (int64_t j = 0; j <= i; j++) row[j] *= powers.within(i, j);
+            zero(row + i + 1, p_row - i - 1);
+        }
+    }
+    // o = P v, where keys that a query does not see have no say, whatever their values are.
+    void mix(int64_t n) {
+        if (is_finite(v, n * s.v_row)) return multiply(n, s.dp, n, p, p_row, 1, s.rows(v, s.v_row), s.rows(o, s.v_row), false);
+        for (int64_t i = 0; i < n; i++) {
+            zero(o + i * s.v_row, s.dp);
+            for (int64_t j = 0; j <= i; j++) add_scaled(o + i * s.v_row, v + j * s.v_row, p[i * p_row + j], s.dp);
+        }
+    }
+    // The carry after the block's keys.
+    void write(const Powers &powers, int64_t n) {
+        for (int64_t i = 0; i < n; i++)
+            for (ptrdiff_t j = 0; j < s.dp; j += W) store(w + i * s.v_row + j, load(v + i * s.v_row + j) * all(powers.write(i)));
+        if (powers.across() != 1) {
+            scale(kv, powers.across(), s.m * s.dp);
+            scale(z, powers.across(), s.mp);
+        }
+        multiply(s.m, s.dp, n, fk, 1, s.f_row, s.rows(w, s.v_row), s.rows(kv, s.dp), true);
+        for (int64_t i = 0; i < n; i++) add_scaled(z, fk + i * s.f_row, powers.write(i), s.mp);
+    }
+};
+
+template <int MAP>
+static void scan(const Call &call, int64_t b, int64_t h, bool keep) {
+    const int64_t head = b * call.heads + h, length = call.length;
+    Arena arena(Scan::bytes(call) + 2 * turn_bytes(call) + 4 * BLOCK * padded(call.values) + 1024);
+    Scan scan(call, arena);
+    const Sizes &s = scan.s;
+    float *carried = arena.take<float>(BLOCK * s.v_row);
+    float *kv = call.kv + head * s.m * s.d, *z = call.z + head * s.m;
+    carry_in(s, kv, z, scan.kv, scan.z);
+    Turn queries = turn_of(call, h, arena), keys = turn_of(call, h, arena);
+    Powers powers(call.log_decay ? call.log_decay + h : nullptr);
+    Walk walk(call, b, 0);
+    const int64_t groups = (length + BLOCK * GROUP - 1) / (BLOCK * GROUP), size = s.m * s.d + s.m;
+    for (int64_t t = 0; t < length; t += BLOCK) {
+        const int64_t stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
+        if (keep && t % (BLOCK * GROUP) == 0) {
+            float *to = call.kept + (head * groups + t / (BLOCK * GROUP)) * size;
+            carry_out(s, scan.kv, scan.z, to, to + s.m * s.d);
+        }
+        powers.count(walk, t, n);
+        Walk before = walk;
+        fill<MAP>(s, walk, keys, call.k.row(b, h), call.k.token, t, stop, scan.fk);
+        fill<MAP>(s, before, queries, call.q.row(b, h), call.q.token, t, stop, scan.fq);
+        fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, scan.v);
+        scan.weights(powers, n);
+        scan.mix(n);
+        multiply(n, s.dp, s.m, scan.fq, s.f_row, 1, s.rows(scan.kv, s.dp), s.rows(carried, s.v_row), false);
+        float *out = call.out.row(b, h);
+        for (int64_t i = 0; i < n; i++) {
+            float total = powers.read(i) * dot(scan.fq + i * s.f_row, scan.z, s.mp);
+            for (int64_t j = 0; j <= i; j++) total += scan.p[i * scan.p_row + j];
+            add_scaled(scan.o + i * s.v_row, carried + i * s.v_row, powers.read(i), s.dp);
+            scale(scan.o + i * s.v_row, 1 / divisor(call, total), s.dp);
+            copy_row(scan.o + i * s.v_row, out + (t + i) * call.out.token, s.d);
+        }
+        scan.write(powers, n);
+    }
+    carry_out(s, scan.kv, scan.z, kv, z);
+}
+
+template <int MAP>
+static void scan_back(const Call &call, int64_t b, int64_t h) {
+    const int64_t head = b * call.heads + h, length = call.length, blocks = (length + BLOCK - 1) / BLOCK;
+    const Sizes s(call);
+    const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp), side = BLOCK + W, carry = s.m * s.dp + s.mp;
+    Arena arena(Scan::bytes(call) + 4 * turn_bytes(call) + 4096 +
+                4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + BLOCK * side + 2 * turned + Sizes::panel_size(s.d, BLOCK) + (GROUP + 1) * carry));
+    Scan scan(call, arena);
+    float *dfq = arena.take<float>(BLOCK * s.f_row), *dfk = arena.take<float>(BLOCK * s.f_row);
+    float *dn = arena.take<float>(BLOCK * s.v_row), *dv = arena.take<float>(BLOCK * s.v_row), *dp = arena.take<float>(BLOCK * side);
+    float *kv_t = arena.take<float>(turned), *d_kv_t = arena.take<float>(turned), *v_t = arena.take<float>(Sizes::panel_size(s.d, BLOCK));
+    float *d_kv = arena.take<float>(s.m * s.dp), *d_z = arena.take<float>(s.mp);
+    float *met = arena.take<float>(GROUP * carry);  // carries that the blocks of a group met
+    carry_in(s, call.d_kv + head * s.m * s.d, call.d_z + head * s.m, d_kv, d_z);
+    Turn turns[4] = {turn_of(call, h, arena), turn_of(call, h, arena), turn_of(call, h, arena), turn_of(call, h, arena)};
+    Powers powers(call.log_decay ? call.log_decay + h : nullptr);
+    const int64_t groups = (blocks + GROUP - 1) / GROUP, size = s.m * s.d + s.m;
+    double d_log = 0;
+    for (int64_t group = groups - 1; group >= 0; group--) {
+        const int64_t first = group * GROUP, last = first + GROUP < blocks ? first + GROUP : blocks;
+        const float *from = call.kept + (head * groups + group) * size;
+        carry_in(s, from, from + s.m * s.d, scan.kv, scan.z);
+        int64_t places[GROUP];
+        {  // forwards again, for the carries alone
+            Walk walk(call, b, first * BLOCK);
+            for (int64_t block = first; block < last; block++) {
+                const int64_t t = block * BLOCK, stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
+                float *to = met + (block - first) * carry;
+                copy_row(scan.kv, to, s.m * s.dp);
+                copy_row(scan.z, to + s.m * s.dp, s.mp);
+                places[block - first] = walk.place;
+                if (block + 1 == last) break;
+                powers.count(walk, t, n);
+                fill<MAP>(s, walk, turns[0], call.k.row(b, h), call.k.token, t, stop, scan.fk);
+                fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, scan.v);
+                scan.write(powers, n);
+            }
+        }
+        for (int64_t block = last - 1; block >= first; block--) {
+            const int64_t t = block * BLOCK, stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
+            float *kv = met + (block - first) * carry, *z = kv + s.m * s.dp;
+            Walk here(call, b, 0);
+            here.place = places[block - first];
+            powers.count(here, t, n);
+            Walk walk = here;
+            fill<MAP>(s, walk, turns[0], call.k.row(b, h), call.k.token, t, stop, scan.fk);
+            walk = here;
+            fill<MAP>(s, walk, turns[1], call.q.row(b, h), call.q.token, t, stop, scan.fq);
+            fill_values(s, here, call.v.row(b, h), call.v.token, t, stop, scan.v);
+            fill_values(s, here, call.d_out.row(b, h), call.d_out.token, t, stop, dn);
+            scan.weights(powers, n);
+
+            float d_total[BLOCK];
+            for (int64_t i = 0; i < n; i++) {
+                float total = powers.read(i) * dot(scan.fq + i * s.f_row, z, s.mp), along = 0;
+                for (int64_t j = 0; j <= i; j++) total += scan.p[i * scan.p_row + j];
+                scale(dn + i * s.v_row, 1 / divisor(call, total), s.dp);
+                const float *out = call.out.row(b, h) + (t + i) * call.out.token;
+                if (call.normalize && total != 0 && here.is_shown(t + i))
+                    for (ptrdiff_t j = 0; j < s.d; j++) along += dn[i * s.v_row + j] * out[j];
+                d_total[i] = -along;
+            }
+            // Of the weights, before their decay.
+            transpose(scan.v, s.v_row, n, s.d, s.panels(v_t, s.d));
+            multiply(n, padded(n), s.d, dn, s.v_row, 1, s.panels(v_t, s.d), s.rows(dp, side), false);
+            for (int64_t i = 0; i < n; i++)
+                for (int64_t j = 0; j <= i; j++) dp[i * side + j] += d_total[i];
+            if (call.d_log_decay)
+                for (int64_t i = 0; i < n; i++)
+                    for (int64_t j = 0; j <= i; j++)
+                        d_log += static_cast<double>(dp[i * side + j]) * scan.p[i * scan.p_row + j] * (powers.steps[i] - powers.steps[j]);
+            scan.hide(powers, dp, n);
+
+            // Queries: from the pairs, and from the carry. d_n and what it reads are decayed to each token.
+            multiply(n, s.dp, n, scan.p, 1, scan.p_row, s.rows(dn, s.v_row), s.rows(dv, s.v_row), false);
+            multiply(n, s.mp, n, dp, side, 1, s.rows(scan.fk, s.f_row), s.rows(dfq, s.f_row), false);
+            multiply(n, s.mp, n, dp, 1, side, s.rows(scan.fq, s.f_row), s.rows(dfk, s.f_row), false);
+            for (int64_t i = 0; i < n; i++) {
+                scale(dn + i * s.v_row, powers.read(i), s.dp);
+                d_total[i] *= powers.read(i);
+            }
+            transpose(kv, s.dp, s.m, s.d, s.panels(kv_t, s.d));
+            multiply(n, s.mp, s.d, dn, s.v_row, 1, s.panels(kv_t, s.d), s.rows(dfq, s.f_row), true);
+            for (int64_t i = 0; i < n; i++) add_scaled(dfq + i * s.f_row, z, d_total[i], s.mp);
+            if (call.d_log_decay) {
+                multiply(n, s.dp, s.m, scan.fq, s.f_row, 1, s.rows(kv, s.dp), s.rows(scan.o, s.v_row), false);
+                for (int64_t i = 0; i < n; i++)
+                    d_log += powers.steps[i] * (static_cast<double>(dot(dn + i * s.v_row, scan.o + i * s.v_row, s.dp)) +
+                                                static_cast<double>(d_total[i]) * dot(scan.fq + i * s.f_row, z, s.mp));
+            }
+
+            // Keys and values: what the carry beyond the block is worth.
+            transpose(d_kv, s.dp, s.m, s.d, s.panels(d_kv_t, s.d));
+            for (int64_t i = 0; i < n; i++)
+                for (ptrdiff_t j = 0; j < s.dp; j += W) store(scan.w + i * s.v_row + j, load(scan.v + i * s.v_row + j) * all(powers.write(i)));
+            multiply(n, s.mp, s.d, scan.w, s.v_row, 1, s.panels(d_kv_t, s.d), s.rows(dfk, s.f_row), true);
+            multiply(n, s.dp, s.m, scan.fk, s.f_row, 1, s.rows(d_kv, s.dp), s.rows(scan.o, s.v_row), false);
+            for (int64_t i = 0; i < n; i++) {
+                add_scaled(dfk + i * s.f_row, d_z, powers.write(i), s.mp);
+                add_scaled(dv + i * s.v_row, scan.o + i * s.v_row, powers.write(i), s.dp);
+                if (call.d_log_decay)
+                    d_log += (powers.total - powers.steps[i]) *
+                             (static_cast<double>(dot(scan.w + i * s.v_row, scan.o + i * s.v_row, s.dp)) +
+                              static_cast<double>(powers.write(i)) * dot(scan.fk + i * s.f_row, d_z, s.mp));
+                float *to = call.d_v.row(b, h) + (t + i) * call.d_v.token;
+                if (here.is_shown(t + i)) {
+                    copy_row(dv + i * s.v_row, to, s.d);
+                } else {
+                    zero(to, s.d);
+                }
+            }
+            back<MAP>(s, here, turns[2], call.q.row(b, h), call.q.token, dfq, call.d_q.row(b, h), call.d_q.token, t, stop);
+            back<MAP>(s, here, turns[3], call.k.row(b, h), call.k.token, dfk, call.d_k.row(b, h), call.d_k.token, t, stop);
+
+            // The carry that the block met.
+            if (call.d_log_decay)
+                d_log += powers.total * static_cast<double>(powers.across()) *
+                         (static_cast<double>(dot(d_kv, kv, s.m * s.dp)) + static_cast<double>(dot(d_z, z, s.mp)));
+            if (powers.across() != 1) {
+                scale(d_kv, powers.across(), s.m * s.dp);
+                scale(d_z, powers.across(), s.mp);
+            }
+            multiply(s.m, s.dp, n, scan.fq, 1, s.f_row, s.rows(dn, s.v_row), s.rows(d_kv, s.dp), true);
+            for (int64_t i = 0; i < n; i++) add_scaled(d_z, scan.fq + i * s.f_row, d_total[i], s.mp);
+        }
+    }
+    carry_out(s, d_kv, d_z, call.d_kv + head * s.m * s.d, call.d_z + head * s.m);
+    if (call.d_log_decay) call.d_log_decay[head] = d_log;
+}
+
+}  // namespace ISA

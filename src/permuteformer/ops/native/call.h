@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
-// b h l and then numbers side by side.
+// Numbers b h l and then side by side; strides are in numbers.
 struct Tensor4 {
     float *data;
-    int64_t batch, head, token;  // strides
+    int64_t batch, head, token;
 
     float *row(int64_t b, int64_t h) const { return data + b * batch + h * head; }
 };
@@ -17,38 +17,39 @@ struct Cycle {
     int32_t begin, length, axis;
 };
 
+// Every field has 8 bytes: Python writes them as one array, in the order of FIELDS in native/__init__.py.
 struct Call {
-    int64_t batch, heads, length, features, values;
+    int64_t batch, heads, length, features, values, map, normalize, threads;
     Tensor4 q, k, v, out;
-    const Cycle *cycles;
+    float *kv, *z;           // b h m d and b h m: the carry, before and then after
+    const Cycle *cycles;     // of all heads
     const int32_t *of_head;  // h + 1: where a head's cycles begin; all zero without a permutation
-    const int64_t *positions;  // b l a, or null for tokens that are shown counted from start
+    const int64_t *start;    // b: the position of the first token that is shown, where positions are counted
+    const int64_t *positions;  // b l a; or null for those counted from start
     int64_t positions_batch, positions_token;
-    const int64_t *start;  // b
-    const uint8_t *shown;  // b l, or null
+    const uint8_t *shown;  // b l, or null for all
     int64_t shown_batch;
     const float *log_decay;  // h, or null
-    int32_t map;
-    bool normalize;
-    float *kv, *z;  // b h m d and b h m: the carry, in and out
+    float *kept;             // causal, for the backward pass: carries between groups of blocks, b h groups m (d + 1); or null
 
     // Backward
     Tensor4 d_out, d_q, d_k, d_v;
-    float *d_kv, *d_z;  // of the carry at the end, and then of that at the beginning
+    float *d_kv, *d_z;    // of the carry after, and then of that before
     double *d_log_decay;  // b h, or null
-    float *kept;  // causal: carries between groups of blocks, b h groups (m d + m)
 };
 
 // What an instruction set has to offer. Each function does the work of one head of one row, or of some of its tokens.
 struct Kernels {
-    // Bidirectional: keys begin … end join kv and z, which are this part's own; queries read them.
+    // Bidirectional: keys begin … end add up to kv and z, which are this part's own; queries read the call's.
     void (*absorb)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end, float *kv, float *z);
     void (*read)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end);
     void (*read_back)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end, float *d_kv, float *d_z);
     void (*absorb_back)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end);
     // Causal, all tokens.
-    void (*scan)(const Call &, int64_t b, int64_t h, bool keep);
+    void (*scan)(const Call &, int64_t b, int64_t h);
     void (*scan_back)(const Call &, int64_t b, int64_t h);
+    // Causal, one token.
+    void (*step)(const Call &, int64_t b, int64_t h);
 };
 
 constexpr int64_t BLOCK = 64;  // tokens whose features exist at a time
@@ -56,11 +57,11 @@ constexpr int64_t GROUP = 16;  // blocks between carries that the backward pass 
 
 // By feature map, for each instruction set that was compiled.
 namespace baseline {
-const Kernels *kernels(int map);
+const Kernels *kernels(int64_t map);
 }
 namespace avx2 {
-const Kernels *kernels(int map);
+const Kernels *kernels(int64_t map);
 }
 namespace avx512 {
-const Kernels *kernels(int map);
+const Kernels *kernels(int64_t map);
 }

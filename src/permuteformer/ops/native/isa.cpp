@@ -5,11 +5,11 @@ namespace ISA {
 
 template <int MAP>
 static const Kernels *table() {
-    static const Kernels kernels{absorb<MAP>, read<MAP>, read_back<MAP>, absorb_back<MAP>, scan<MAP>, scan_back<MAP>};
+    static const Kernels kernels{absorb<MAP>, read<MAP>, read_back<MAP>, absorb_back<MAP>, scan<MAP>, scan_back<MAP>, step<MAP>};
     return &kernels;
 }
 
-const Kernels *kernels(int map) {
+const Kernels *kernels(int64_t map) {
     switch (map) {
     case RELU_EPS: return table<RELU_EPS>();
     case RELU: return table<RELU>();

@@ -69,6 +69,16 @@ static inline void add_scaled(float *to, const float *x, float scale, ptrdiff_t 
     for (ptrdiff_t i = 0; i < n; i += W) store(to + i, load(to + i) + all(scale) * load(x + i));
 }
 
+// The rows of f, each by its weight, added up on their own and then to the total: of long sequences, less is lost so.
+template <typename Weight>
+static void add_rows(float *total, const float *f, ptrdiff_t f_row, ptrdiff_t rows, ptrdiff_t n, Weight weight) {
+    for (ptrdiff_t j = 0; j < n; j += W) {
+        vec some{};
+        for (ptrdiff_t i = 0; i < rows; i++) some += load(f + i * f_row + j) * all(weight(i));
+        store(total + j, load(total + j) + some);
+    }
+}
+
 static inline void scale(float *x, float by, ptrdiff_t n) {
     for (ptrdiff_t i = 0; i < n; i += W) store(x + i, load(x + i) * all(by));
 }
@@ -165,7 +175,7 @@ static void absorb(const Call &call, int64_t b, int64_t h, int64_t begin, int64_
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
         fill<MAP>(s, walk, turn, call.k.row(b, h), call.k.token, t, stop, f);
-        for (int64_t i = 0; i < n; i++) add_scaled(sum_z, f + i * s.f_row, 1, s.mp);
+        add_rows(sum_z, f, s.f_row, n, s.mp, [](ptrdiff_t) { return 1.0f; });
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(v, s.v_row), s.rows(sum_kv, s.dp), true);
     }
     carry_out(s, sum_kv, sum_z, kv, z);
@@ -223,10 +233,8 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
         }
         multiply(n, s.mp, s.d, dn, s.v_row, 1, s.panels(kv_t, s.d), s.rows(df, s.f_row), false);
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(dn, s.v_row), s.rows(sum_kv, s.dp), true);
-        for (int64_t i = 0; i < n; i++) {
-            add_scaled(df + i * s.f_row, z, d_total[i], s.mp);
-            add_scaled(sum_z, f + i * s.f_row, d_total[i], s.mp);
-        }
+        for (int64_t i = 0; i < n; i++) add_scaled(df + i * s.f_row, z, d_total[i], s.mp);
+        add_rows(sum_z, f, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
         back<MAP>(s, before, again, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop);
     }
     carry_out(s, sum_kv, sum_z, d_kv, d_z);
@@ -341,12 +349,12 @@ struct Scan {
             scale(z, powers.across(), s.mp);
         }
         multiply(s.m, s.dp, n, fk, 1, s.f_row, s.rows(w, s.v_row), s.rows(kv, s.dp), true);
-        for (int64_t i = 0; i < n; i++) add_scaled(z, fk + i * s.f_row, powers.write(i), s.mp);
+        add_rows(z, fk, s.f_row, n, s.mp, [&](ptrdiff_t i) { return powers.write(i); });
     }
 };
 
 template <int MAP>
-static void scan(const Call &call, int64_t b, int64_t h, bool keep) {
+static void scan(const Call &call, int64_t b, int64_t h) {
     const int64_t head = b * call.heads + h, length = call.length;
     Arena arena(Scan::bytes(call) + 2 * turn_bytes(call) + 4 * BLOCK * padded(call.values) + 1024);
     Scan scan(call, arena);
@@ -360,7 +368,7 @@ static void scan(const Call &call, int64_t b, int64_t h, bool keep) {
     const int64_t groups = (length + BLOCK * GROUP - 1) / (BLOCK * GROUP), size = s.m * s.d + s.m;
     for (int64_t t = 0; t < length; t += BLOCK) {
         const int64_t stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
-        if (keep && t % (BLOCK * GROUP) == 0) {
+        if (call.kept && t % (BLOCK * GROUP) == 0) {
             float *to = call.kept + (head * groups + t / (BLOCK * GROUP)) * size;
             carry_out(s, scan.kv, scan.z, to, to + s.m * s.d);
         }
@@ -383,6 +391,38 @@ static void scan(const Call &call, int64_t b, int64_t h, bool keep) {
         scan.write(powers, n);
     }
     carry_out(s, scan.kv, scan.z, kv, z);
+}
+
+// One token joins the carry and reads it: two passes over the carry, and nothing beside.
+template <int MAP>
+static void step(const Call &call, int64_t b, int64_t h) {
+    const Sizes s(call);
+    const int64_t head = b * call.heads + h;
+    Arena arena(4 * (2 * s.mp + 2 * s.dp) + turn_bytes(call) + 1024);
+    float *fq = arena.take<float>(s.mp), *fk = arena.take<float>(s.mp), *v = arena.take<float>(s.dp), *o = arena.take<float>(s.dp);
+    Turn turn = turn_of(call, h, arena);
+    Walk walk(call, b, 0);
+    if (walk.is_shown(0)) {
+        walk.turn(turn, 0);
+        features<MAP>(call.q.row(b, h), fq, s.m, turn);
+        features<MAP>(call.k.row(b, h), fk, s.m, turn);
+        copy_row(call.v.row(b, h), v, s.d);
+    }
+    const float decay = call.log_decay && walk.is_shown(0) ? std::exp(call.log_decay[h]) : 1;
+    float *kv = call.kv + head * s.m * s.d, *z = call.z + head * s.m, sum = 0;
+    for (ptrdiff_t i = 0; i < s.m; i++) {
+        float *row = kv + i * s.d;
+        const float k = fk[i], q = fq[i];
+        for (ptrdiff_t j = 0; j < s.d; j++) {
+            row[j] = row[j] * decay + k * v[j];
+            o[j] += q * row[j];
+        }
+        z[i] = z[i] * decay + k;
+        sum += q * z[i];
+    }
+    float *out = call.out.row(b, h);
+    const float by = 1 / divisor(call, sum);
+    for (ptrdiff_t j = 0; j < s.d; j++) out[j] = o[j] * by;
 }
 
 template <int MAP>
@@ -508,7 +548,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
                 scale(d_z, powers.across(), s.mp);
             }
             multiply(s.m, s.dp, n, scan.fq, 1, s.f_row, s.rows(dn, s.v_row), s.rows(d_kv, s.dp), true);
-            for (int64_t i = 0; i < n; i++) add_scaled(d_z, scan.fq + i * s.f_row, d_total[i], s.mp);
+            add_rows(d_z, scan.fq, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
         }
     }
     carry_out(s, d_kv, d_z, call.d_kv + head * s.m * s.d, call.d_z + head * s.m);

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from permuteformer.ops.backend import MAPS
 from permuteformer.ops.native import Kernel, load
-
-MAPS = {"relu_eps": 0, "relu": 1, "squared_relu": 2}
-"""Feature maps that the kernel has, and their numbers in ``features.h``."""
 
 SHARED = "Tensor cycles, Tensor of_head, Tensor start, Tensor? positions, Tensor? shown, int map, bool normalize"
 OPERATORS = {
@@ -59,7 +57,7 @@ def attend(
         start: ``b``: where counted positions begin.
         positions: ``b l a`` or ``1 l a``, where they are given.
         shown: ``b l`` bool.
-        feature_map: a name of ``MAPS``.
+        feature_map: a name of ``backend.MAPS``.
         normalize: divide by the sum of weights.
         causal: see no key after the query.
         log_decay: ``h``.

@@ -30,65 +30,41 @@ struct Phi {
 };
 
 
-// How far every cycle is turned at the token at hand. Positions mostly go on by one, so that a division is rare.
+// How far a cycle is turned at the token at hand. Positions mostly go on by one, so that a division is rare.
 struct Turn {
-    const Cycle *cycles;
-    int32_t count;
-    int64_t *shift, *last;  // of each cycle
+    int64_t length, shift, last;
 
-    void start() {
-        for (int32_t c = 0; c < count; c++) shift[c] = last[c] = 0;
-    }
-    void to(const int64_t *position) {
-        for (int32_t c = 0; c < count; c++) {
-            const int64_t length = cycles[c].length, here = position[cycles[c].axis];
-            int64_t step, s;
-            if (__builtin_sub_overflow(here, last[c], &step) || __builtin_add_overflow(shift[c], step, &s) || s < 0 || s > length) {
-                s = here % length;
-                if (s < 0) s += length;
-            } else if (s == length) {
-                s = 0;
-            }
-            shift[c] = s;
-            last[c] = here;
+    explicit Turn(const Cycle &cycle) : length(cycle.length), shift(0), last(0) {}
+    int64_t to(int64_t position) {
+        int64_t step, s;
+        if (__builtin_sub_overflow(position, last, &step) || __builtin_add_overflow(shift, step, &s) || s < 0 || s > length) {
+            s = position % length;
+            if (s < 0) s += length;
+        } else if (s == length) {
+            s = 0;
         }
+        last = position;
+        return shift = s;
     }
 };
 
+// n features, of numbers side by side. Whole vectors are written: what is behind the n is overwritten by whoever owns it. With `careful`
+// nothing is read behind the n.
 template <int MAP>
-static inline void map_run(const float *from, float *to, ptrdiff_t n) {
+static inline void map_run(const float *from, float *to, ptrdiff_t n, bool careful) {
     ptrdiff_t i = 0;
-    for (; i + W <= n; i += W) store(to + i, Phi<MAP>::of(load(from + i)));
+    const ptrdiff_t whole = careful ? n - W + 1 : n;
+    for (; i < whole; i += W) store(to + i, Phi<MAP>::of(load(from + i)));
     for (; i < n; i++) to[i] = Phi<MAP>::of(from[i]);
 }
 
+// The gradients of n numbers, from those of their features; the same.
 template <int MAP>
-static inline void back_run(const float *x, const float *d, float *to, ptrdiff_t n) {
+static inline void back_run(const float *x, const float *d, float *to, ptrdiff_t n, bool careful) {
     ptrdiff_t i = 0;
-    for (; i + W <= n; i += W) store(to + i, Phi<MAP>::back(load(x + i), load(d + i)));
+    const ptrdiff_t whole = careful ? n - W + 1 : n;
+    for (; i < whole; i += W) store(to + i, Phi<MAP>::back(load(x + i), load(d + i)));
     for (; i < n; i++) to[i] = Phi<MAP>::back(x[i], d[i]);
-}
-
-// Features of one token, m of them.
-template <int MAP>
-static inline void features(const float *x, float *to, ptrdiff_t m, const Turn &turn) {
-    if (turn.count == 0) return map_run<MAP>(x, to, m);
-    for (int32_t c = 0; c < turn.count; c++) {
-        const ptrdiff_t begin = turn.cycles[c].begin, length = turn.cycles[c].length, s = turn.shift[c];
-        map_run<MAP>(x + begin + s, to + begin, length - s);
-        map_run<MAP>(x + begin, to + begin + length - s, s);
-    }
-}
-
-// The gradient of a token, from that of its features: turned back.
-template <int MAP>
-static inline void features_back(const float *x, const float *d, float *to, ptrdiff_t m, const Turn &turn) {
-    if (turn.count == 0) return back_run<MAP>(x, d, to, m);
-    for (int32_t c = 0; c < turn.count; c++) {
-        const ptrdiff_t begin = turn.cycles[c].begin, length = turn.cycles[c].length, s = turn.shift[c];
-        back_run<MAP>(x + begin + s, d + begin, to + begin + s, length - s);
-        back_run<MAP>(x + begin, d + begin + length - s, to + begin, s);
-    }
 }
 
 }  // namespace ISA

@@ -30,25 +30,35 @@ struct Arena {
 // Goes along the tokens of one row: what is shown, and where it stands.
 struct Walk {
     const Call *call;
+    const Cycle *cycles;
+    int32_t count;
     const uint8_t *shown;
     const int64_t *positions;
     int64_t place;  // of the next token that is shown, where positions are counted
 
-    Walk(const Call &call, int64_t b, int64_t begin)
-        : call(&call), shown(call.shown ? call.shown + b * call.shown_batch : nullptr),
+    Walk(const Call &call, int64_t b, int64_t h, int64_t begin)
+        : call(&call), cycles(call.cycles + call.of_head[h]), count(call.of_head[h + 1] - call.of_head[h]),
+          shown(call.shown ? call.shown + b * call.shown_batch : nullptr),
           positions(call.positions ? call.positions + b * call.positions_batch : nullptr), place(call.start[b]) {
-        if (positions) return;
-        if (!shown) {
-            place += begin;
-        } else {
-            for (int64_t t = 0; t < begin; t++) place += shown[t] != 0;
-        }
+        if (!positions) place += count_shown(0, begin);
     }
     bool is_shown(int64_t t) const { return !shown || shown[t]; }
-    // Turns to token t, which is shown. Tokens are visited one after the other.
-    void turn(Turn &turn, int64_t t) {
-        if (turn.count) turn.to(positions ? positions + t * call->positions_token : &place);
-        place++;
+    int64_t count_shown(int64_t begin, int64_t end) const {
+        if (!shown) return end - begin;
+        int64_t found = 0;
+        for (int64_t t = begin; t < end; t++) found += shown[t] != 0;
+        return found;
+    }
+    // Calls visit(token, shift) for each token that is shown, for one cycle.
+    template <typename Visit>
+    void turned(const Cycle &cycle, int64_t begin, int64_t end, Visit visit) const {
+        Turn turn(cycle);
+        int64_t next = place;
+        for (int64_t t = begin; t < end; t++)
+            if (is_shown(t)) visit(t, turn.to(positions ? positions[t * call->positions_token + cycle.axis] : next++));
+    }
+    void pass(int64_t begin, int64_t end) {
+        if (!positions) place += count_shown(begin, end);
     }
 };
 
@@ -103,15 +113,6 @@ struct Sizes {
     static ptrdiff_t panel_size(ptrdiff_t rows, ptrdiff_t columns) { return rows * ((columns + PANEL - 1) / PANEL) * PANEL; }
 };
 
-static Turn turn_of(const Call &call, int64_t h, Arena &arena) {
-    const int32_t count = call.of_head[h + 1] - call.of_head[h];
-    Turn turn{call.cycles + call.of_head[h], count, arena.take<int64_t>(count), arena.take<int64_t>(count)};
-    turn.start();
-    return turn;
-}
-
-static size_t turn_bytes(const Call &call) { return 2 * (sizeof(int64_t) * call.features + 64); }
-
 static inline void carry_in(const Sizes &s, const float *kv, const float *z, float *to_kv, float *to_z) {
     for (ptrdiff_t i = 0; i < s.m; i++) copy_row(kv + i * s.d, to_kv + i * s.dp, s.d);
     copy_row(z, to_z, s.m);
@@ -124,14 +125,26 @@ static inline void carry_out(const Sizes &s, const float *kv, const float *z, fl
 
 // Features of tokens begin … end of x, a row each; nothing where hidden.
 template <int MAP>
-static void fill(const Sizes &s, Walk &walk, Turn &turn, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
-    for (int64_t t = begin; t < end; t++, f += s.f_row) {
-        if (walk.is_shown(t)) {
-            walk.turn(turn, t);
-            features<MAP>(x + t * token, f, s.m, turn);
-        } else {
-            zero(f, s.m);
+static void fill(const Sizes &s, const Walk &walk, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
+    f -= begin * s.f_row;
+    for (int32_t c = 0; c < walk.count; c++) {
+        const Cycle &cycle = walk.cycles[c];
+        const ptrdiff_t first = cycle.begin, length = cycle.length;
+        const bool careful = first + length + W > s.m;
+        walk.turned(cycle, begin, end, [&](int64_t t, int64_t shift) {
+            const float *from = x + t * token + first;
+            float *to = f + t * s.f_row + first;
+            map_run<MAP>(from + shift, to, length - shift, careful);
+            map_run<MAP>(from, to + length - shift, shift, careful);
+        });
+    }
+    for (int64_t t = begin; t < end; t++) {
+        if (!walk.is_shown(t)) {
+            zero(f + t * s.f_row, s.mp);
+            continue;
         }
+        if (walk.count == 0) map_run<MAP>(x + t * token, f + t * s.f_row, s.m, true);
+        for (ptrdiff_t i = s.m; i < s.mp; i++) f[t * s.f_row + i] = 0;
     }
 }
 
@@ -145,16 +158,31 @@ static void fill_values(const Sizes &s, const Walk &walk, const float *x, int64_
     }
 }
 
-// The gradients of tokens, from those of their features; the walk goes over them a second time.
+// The gradients of tokens, from those of their features. They are put together in `room`, a row each, as whole vectors are written.
 template <int MAP>
-static void back(const Sizes &s, Walk walk, Turn &turn, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token,
-                 int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++, df += s.f_row) {
-        if (walk.is_shown(t)) {
-            walk.turn(turn, t);
-            features_back<MAP>(x + t * token, df, d_x + t * d_token, s.m, turn);
+static void back(const Sizes &s, const Walk &walk, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token, int64_t begin,
+                 int64_t end, float *room) {
+    df -= begin * s.f_row;
+    room -= begin * s.f_row;
+    for (int32_t c = 0; c < walk.count; c++) {
+        const Cycle &cycle = walk.cycles[c];
+        const ptrdiff_t first = cycle.begin, length = cycle.length;
+        const bool careful = first + length + W > s.m;
+        walk.turned(cycle, begin, end, [&](int64_t t, int64_t shift) {
+            const float *from = x + t * token + first, *d = df + t * s.f_row + first;
+            float *to = room + t * s.f_row + first;
+            back_run<MAP>(from, d + length - shift, to, shift, careful);
+            back_run<MAP>(from + shift, d, to + shift, length - shift, careful);
+        });
+    }
+    for (int64_t t = begin; t < end; t++) {
+        float *to = d_x + t * d_token;
+        if (!walk.is_shown(t)) {
+            zero(to, s.m);
+        } else if (walk.count) {
+            copy_row(room + t * s.f_row, to, s.m);
         } else {
-            zero(d_x + t * d_token, s.m);
+            back_run<MAP>(x + t * token, df + t * s.f_row, to, s.m, true);
         }
     }
 }
@@ -166,17 +194,17 @@ static inline float divisor(const Call &call, float total) { return call.normali
 template <int MAP>
 static void absorb(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end, float *kv, float *z) {
     const Sizes s(call);
-    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + turn_bytes(call) + 1024);
+    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + 1024);
     float *f = arena.take<float>(BLOCK * s.f_row), *v = arena.take<float>(BLOCK * s.v_row);
     float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
-    Turn turn = turn_of(call, h, arena);
-    Walk walk(call, b, begin);
+    Walk walk(call, b, h, begin);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
-        fill<MAP>(s, walk, turn, call.k.row(b, h), call.k.token, t, stop, f);
+        fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, f);
         add_rows(sum_z, f, s.f_row, n, s.mp, [](ptrdiff_t) { return 1.0f; });
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(v, s.v_row), s.rows(sum_kv, s.dp), true);
+        walk.pass(t, stop);
     }
     carry_out(s, sum_kv, sum_z, kv, z);
 }
@@ -185,21 +213,21 @@ template <int MAP>
 static void read(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end) {
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
-    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + turn_bytes(call) + 1024);
+    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + 1024);
     float *f = arena.take<float>(BLOCK * s.f_row), *o = arena.take<float>(BLOCK * s.v_row);
     float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp);
     carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
-    Turn turn = turn_of(call, h, arena);
-    Walk walk(call, b, begin);
+    Walk walk(call, b, h, begin);
     float *out = call.out.row(b, h);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
-        fill<MAP>(s, walk, turn, call.q.row(b, h), call.q.token, t, stop, f);
+        fill<MAP>(s, walk, call.q.row(b, h), call.q.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(kv, s.dp), s.rows(o, s.v_row), false);
         for (int64_t i = 0; i < n; i++) {
             scale(o + i * s.v_row, 1 / divisor(call, dot(f + i * s.f_row, z, s.mp)), s.dp);
             copy_row(o + i * s.v_row, out + (t + i) * call.out.token, s.d);
         }
+        walk.pass(t, stop);
     }
 }
 
@@ -208,18 +236,16 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp);
-    Arena arena(4 * (2 * BLOCK * s.f_row + BLOCK * s.v_row + 2 * s.m * s.dp + turned + 2 * s.mp) + turn_bytes(call) + 2048);
+    Arena arena(4 * (2 * BLOCK * s.f_row + BLOCK * s.v_row + 2 * s.m * s.dp + turned + 2 * s.mp) + 2048);
     float *f = arena.take<float>(BLOCK * s.f_row), *df = arena.take<float>(BLOCK * s.f_row), *dn = arena.take<float>(BLOCK * s.v_row);
     float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp), *kv_t = arena.take<float>(turned);
     float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
     carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
     transpose(kv, s.dp, s.m, s.d, s.panels(kv_t, s.d));
-    Turn turn = turn_of(call, h, arena), again = turn_of(call, h, arena);
-    Walk walk(call, b, begin);
+    Walk walk(call, b, h, begin);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
-        const Walk before = walk;
-        fill<MAP>(s, walk, turn, call.q.row(b, h), call.q.token, t, stop, f);
+        fill<MAP>(s, walk, call.q.row(b, h), call.q.token, t, stop, f);
         fill_values(s, walk, call.d_out.row(b, h), call.d_out.token, t, stop, dn);
         float d_total[BLOCK];
         for (int64_t i = 0; i < n; i++) {
@@ -235,7 +261,8 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(dn, s.v_row), s.rows(sum_kv, s.dp), true);
         for (int64_t i = 0; i < n; i++) add_scaled(df + i * s.f_row, z, d_total[i], s.mp);
         add_rows(sum_z, f, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
-        back<MAP>(s, before, again, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop);
+        back<MAP>(s, walk, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop, f);
+        walk.pass(t, stop);
     }
     carry_out(s, sum_kv, sum_z, d_kv, d_z);
 }
@@ -245,31 +272,30 @@ static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, i
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp);
-    Arena arena(4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + s.m * s.dp + turned + s.mp) + turn_bytes(call) + 2048);
+    Arena arena(4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + s.m * s.dp + turned + s.mp) + 2048);
     float *f = arena.take<float>(BLOCK * s.f_row), *df = arena.take<float>(BLOCK * s.f_row);
     float *v = arena.take<float>(BLOCK * s.v_row), *dv = arena.take<float>(BLOCK * s.v_row);
     float *d_kv = arena.take<float>(s.m * s.dp), *d_z = arena.take<float>(s.mp), *d_kv_t = arena.take<float>(turned);
     carry_in(s, call.d_kv + head * s.m * s.d, call.d_z + head * s.m, d_kv, d_z);
     transpose(d_kv, s.dp, s.m, s.d, s.panels(d_kv_t, s.d));
-    Turn turn = turn_of(call, h, arena), again = turn_of(call, h, arena);
-    Walk walk(call, b, begin);
+    Walk walk(call, b, h, begin);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
-        const Walk before = walk;
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
-        fill<MAP>(s, walk, turn, call.k.row(b, h), call.k.token, t, stop, f);
+        fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(d_kv, s.dp), s.rows(dv, s.v_row), false);
         multiply(n, s.mp, s.d, v, s.v_row, 1, s.panels(d_kv_t, s.d), s.rows(df, s.f_row), false);
         for (int64_t i = 0; i < n; i++) {
             add_scaled(df + i * s.f_row, d_z, 1, s.mp);
             float *to = call.d_v.row(b, h) + (t + i) * call.d_v.token;
-            if (before.is_shown(t + i)) {
+            if (walk.is_shown(t + i)) {
                 copy_row(dv + i * s.v_row, to, s.d);
             } else {
                 zero(to, s.d);
             }
         }
-        back<MAP>(s, before, again, call.k.row(b, h), call.k.token, df, call.d_k.row(b, h), call.d_k.token, t, stop);
+        back<MAP>(s, walk, call.k.row(b, h), call.k.token, df, call.d_k.row(b, h), call.d_k.token, t, stop, f);
+        walk.pass(t, stop);
     }
 }
 
@@ -356,15 +382,14 @@ struct Scan {
 template <int MAP>
 static void scan(const Call &call, int64_t b, int64_t h) {
     const int64_t head = b * call.heads + h, length = call.length;
-    Arena arena(Scan::bytes(call) + 2 * turn_bytes(call) + 4 * BLOCK * padded(call.values) + 1024);
+    Arena arena(Scan::bytes(call) + 4 * BLOCK * padded(call.values) + 1024);
     Scan scan(call, arena);
     const Sizes &s = scan.s;
     float *carried = arena.take<float>(BLOCK * s.v_row);
     float *kv = call.kv + head * s.m * s.d, *z = call.z + head * s.m;
     carry_in(s, kv, z, scan.kv, scan.z);
-    Turn queries = turn_of(call, h, arena), keys = turn_of(call, h, arena);
     Powers powers(call.log_decay ? call.log_decay + h : nullptr);
-    Walk walk(call, b, 0);
+    Walk walk(call, b, h, 0);
     const int64_t groups = (length + BLOCK * GROUP - 1) / (BLOCK * GROUP), size = s.m * s.d + s.m;
     for (int64_t t = 0; t < length; t += BLOCK) {
         const int64_t stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
@@ -373,9 +398,8 @@ static void scan(const Call &call, int64_t b, int64_t h) {
             carry_out(s, scan.kv, scan.z, to, to + s.m * s.d);
         }
         powers.count(walk, t, n);
-        Walk before = walk;
-        fill<MAP>(s, walk, keys, call.k.row(b, h), call.k.token, t, stop, scan.fk);
-        fill<MAP>(s, before, queries, call.q.row(b, h), call.q.token, t, stop, scan.fq);
+        fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, scan.fk);
+        fill<MAP>(s, walk, call.q.row(b, h), call.q.token, t, stop, scan.fq);
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, scan.v);
         scan.weights(powers, n);
         scan.mix(n);
@@ -389,6 +413,7 @@ static void scan(const Call &call, int64_t b, int64_t h) {
             copy_row(scan.o + i * s.v_row, out + (t + i) * call.out.token, s.d);
         }
         scan.write(powers, n);
+        walk.pass(t, stop);
     }
     carry_out(s, scan.kv, scan.z, kv, z);
 }
@@ -398,16 +423,12 @@ template <int MAP>
 static void step(const Call &call, int64_t b, int64_t h) {
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
-    Arena arena(4 * (2 * s.mp + 2 * s.dp) + turn_bytes(call) + 1024);
-    float *fq = arena.take<float>(s.mp), *fk = arena.take<float>(s.mp), *v = arena.take<float>(s.dp), *o = arena.take<float>(s.dp);
-    Turn turn = turn_of(call, h, arena);
-    Walk walk(call, b, 0);
-    if (walk.is_shown(0)) {
-        walk.turn(turn, 0);
-        features<MAP>(call.q.row(b, h), fq, s.m, turn);
-        features<MAP>(call.k.row(b, h), fk, s.m, turn);
-        copy_row(call.v.row(b, h), v, s.d);
-    }
+    Arena arena(4 * (2 * s.f_row + 2 * s.dp) + 1024);
+    float *fq = arena.take<float>(s.f_row), *fk = arena.take<float>(s.f_row), *v = arena.take<float>(s.dp), *o = arena.take<float>(s.dp);
+    const Walk walk(call, b, h, 0);
+    fill<MAP>(s, walk, call.q.row(b, h), 0, 0, 1, fq);
+    fill<MAP>(s, walk, call.k.row(b, h), 0, 0, 1, fk);
+    fill_values(s, walk, call.v.row(b, h), 0, 0, 1, v);
     const float decay = call.log_decay && walk.is_shown(0) ? std::exp(call.log_decay[h]) : 1;
     float *kv = call.kv + head * s.m * s.d, *z = call.z + head * s.m, sum = 0;
     for (ptrdiff_t i = 0; i < s.m; i++) {
@@ -430,7 +451,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
     const int64_t head = b * call.heads + h, length = call.length, blocks = (length + BLOCK - 1) / BLOCK;
     const Sizes s(call);
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp), side = BLOCK + W, carry = s.m * s.dp + s.mp;
-    Arena arena(Scan::bytes(call) + 4 * turn_bytes(call) + 4096 +
+    Arena arena(Scan::bytes(call) + 4096 +
                 4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + BLOCK * side + 2 * turned + Sizes::panel_size(s.d, BLOCK) + (GROUP + 1) * carry));
     Scan scan(call, arena);
     float *dfq = arena.take<float>(BLOCK * s.f_row), *dfk = arena.take<float>(BLOCK * s.f_row);
@@ -439,7 +460,6 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
     float *d_kv = arena.take<float>(s.m * s.dp), *d_z = arena.take<float>(s.mp);
     float *met = arena.take<float>(GROUP * carry);  // carries that the blocks of a group met
     carry_in(s, call.d_kv + head * s.m * s.d, call.d_z + head * s.m, d_kv, d_z);
-    Turn turns[4] = {turn_of(call, h, arena), turn_of(call, h, arena), turn_of(call, h, arena), turn_of(call, h, arena)};
     Powers powers(call.log_decay ? call.log_decay + h : nullptr);
     const int64_t groups = (blocks + GROUP - 1) / GROUP, size = s.m * s.d + s.m;
     double d_log = 0;
@@ -449,7 +469,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
         carry_in(s, from, from + s.m * s.d, scan.kv, scan.z);
         int64_t places[GROUP];
         {  // forwards again, for the carries alone
-            Walk walk(call, b, first * BLOCK);
+            Walk walk(call, b, h, first * BLOCK);
             for (int64_t block = first; block < last; block++) {
                 const int64_t t = block * BLOCK, stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
                 float *to = met + (block - first) * carry;
@@ -458,21 +478,20 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
                 places[block - first] = walk.place;
                 if (block + 1 == last) break;
                 powers.count(walk, t, n);
-                fill<MAP>(s, walk, turns[0], call.k.row(b, h), call.k.token, t, stop, scan.fk);
+                fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, scan.fk);
                 fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, scan.v);
                 scan.write(powers, n);
+                walk.pass(t, stop);
             }
         }
         for (int64_t block = last - 1; block >= first; block--) {
             const int64_t t = block * BLOCK, stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
             float *kv = met + (block - first) * carry, *z = kv + s.m * s.dp;
-            Walk here(call, b, 0);
+            Walk here(call, b, h, 0);
             here.place = places[block - first];
             powers.count(here, t, n);
-            Walk walk = here;
-            fill<MAP>(s, walk, turns[0], call.k.row(b, h), call.k.token, t, stop, scan.fk);
-            walk = here;
-            fill<MAP>(s, walk, turns[1], call.q.row(b, h), call.q.token, t, stop, scan.fq);
+            fill<MAP>(s, here, call.k.row(b, h), call.k.token, t, stop, scan.fk);
+            fill<MAP>(s, here, call.q.row(b, h), call.q.token, t, stop, scan.fq);
             fill_values(s, here, call.v.row(b, h), call.v.token, t, stop, scan.v);
             fill_values(s, here, call.d_out.row(b, h), call.d_out.token, t, stop, dn);
             scan.weights(powers, n);
@@ -536,8 +555,6 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
                     zero(to, s.d);
                 }
             }
-            back<MAP>(s, here, turns[2], call.q.row(b, h), call.q.token, dfq, call.d_q.row(b, h), call.d_q.token, t, stop);
-            back<MAP>(s, here, turns[3], call.k.row(b, h), call.k.token, dfk, call.d_k.row(b, h), call.d_k.token, t, stop);
 
             // The carry that the block met.
             if (call.d_log_decay)
@@ -549,6 +566,8 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
             }
             multiply(s.m, s.dp, n, scan.fq, 1, s.f_row, s.rows(dn, s.v_row), s.rows(d_kv, s.dp), true);
             add_rows(d_z, scan.fq, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
+            back<MAP>(s, here, call.q.row(b, h), call.q.token, dfq, call.d_q.row(b, h), call.d_q.token, t, stop, scan.fq);
+            back<MAP>(s, here, call.k.row(b, h), call.k.token, dfk, call.d_k.row(b, h), call.d_k.token, t, stop, scan.fk);
         }
     }
     carry_out(s, d_kv, d_z, call.d_kv + head * s.m * s.d, call.d_z + head * s.m);

@@ -64,7 +64,7 @@ def _why_not(
     if v.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"it computes in float32, and tensors are {v.dtype}"
     if FEATURE_MAPS.get(name) is not feature_map or name not in MAPS:
-        return f"it has the feature maps {', '.join(MAPS)}, and this is {name or feature_map!r}"
+        return f"it has the feature maps {', '.join(MAPS)}, and this is {name or repr(feature_map)}"
     if transform is not None and rotation is None:
         return "of encodings it has permutations whose cycles are contiguous"
     if two_sided or segments is not None or plain_normalizer:
@@ -72,5 +72,10 @@ def _why_not(
         return f"it does not know {which}"
     if chunk_size is not None:
         return "it chooses its blocks itself, and chunk_size is given"
+    return _why_not_loaded()
+
+
+@torch.compiler.assume_constant_result
+def _why_not_loaded() -> str:
     found = load()
     return found if isinstance(found, str) else ""

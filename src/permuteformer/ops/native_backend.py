@@ -191,7 +191,7 @@ def _fake_total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared:
 
 
 def _fake_total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x) for x in (q, k, v)) + (kv.new_empty(kv.shape), z.new_empty(z.shape))
+    return *(torch.empty_like(x) for x in (q, k, v)), kv.new_empty(kv.shape), z.new_empty(z.shape)
 
 
 def _fake_scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -19,9 +19,9 @@ TENSOR = 4
 SIZES = ("batch", "heads", "length", "features", "values", "map", "normalize", "threads")
 TENSORS = ("q", "k", "v", "out")
 PLACES = (
-    ("kv", "z", "cycles", "of_head", "start", "positions", "positions_batch", "positions_token")
-    + ("shown", "shown_batch", "log_decay", "kept")
-)  # fmt: skip
+    *("kv", "z", "cycles", "of_head", "start", "positions", "positions_batch", "positions_token"),
+    *("shown", "shown_batch", "log_decay", "kept"),
+)
 GRADIENTS = ("d_out", "d_q", "d_k", "d_v")
 LAST = ("d_kv", "d_z", "d_log_decay")
 FIELDS = len(SIZES) + TENSOR * len(TENSORS) + len(PLACES) + TENSOR * len(GRADIENTS) + len(LAST)

@@ -15,7 +15,7 @@ from permuteformer.ops.native import load
 VARIABLE = "PERMUTEFORMER_BACKEND"
 BACKENDS = ("auto", "native", "torch")
 MAPS = {"relu_eps": 0, "relu": 1, "squared_relu": 2}
-"""Feature maps that the kernel has, and their numbers in ``native/features.h``."""
+"""Feature maps that the kernel has, and their numbers in ``native/phi.h``."""
 
 
 def asked(backend: str | None) -> str:

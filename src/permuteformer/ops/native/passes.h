@@ -5,7 +5,7 @@
 #include <cstring>
 #include <new>
 
-#include "features.h"
+#include "phi.h"
 
 namespace ISA {
 
@@ -187,6 +187,12 @@ static void back(const Sizes &s, const Walk &walk, const float *x, int64_t token
     }
 }
 
+// The rows of x of the block that begins at t.
+static Ahead next(const float *x, int64_t token, ptrdiff_t numbers, int64_t t, int64_t end) {
+    const int64_t rows = end - t < BLOCK ? end - t : BLOCK;
+    return rows > 0 ? Ahead(x + t * token, token, numbers, rows) : Ahead();
+}
+
 static inline float divisor(const Call &call, float total) { return call.normalize && total != 0 ? total : 1; }
 
 // Bidirectional
@@ -203,7 +209,8 @@ static void absorb(const Call &call, int64_t b, int64_t h, int64_t begin, int64_
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
         fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, f);
         add_rows(sum_z, f, s.f_row, n, s.mp, [](ptrdiff_t) { return 1.0f; });
-        multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(v, s.v_row), s.rows(sum_kv, s.dp), true);
+        multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(v, s.v_row), s.rows(sum_kv, s.dp), true,
+                 next(call.k.row(b, h), call.k.token, s.m, stop, end));
         walk.pass(t, stop);
     }
     carry_out(s, sum_kv, sum_z, kv, z);
@@ -222,7 +229,8 @@ static void read(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t 
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
         fill<MAP>(s, walk, call.q.row(b, h), call.q.token, t, stop, f);
-        multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(kv, s.dp), s.rows(o, s.v_row), false);
+        multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(kv, s.dp), s.rows(o, s.v_row), false,
+                 next(call.q.row(b, h), call.q.token, s.m, stop, end));
         for (int64_t i = 0; i < n; i++) {
             scale(o + i * s.v_row, 1 / divisor(call, dot(f + i * s.f_row, z, s.mp)), s.dp);
             copy_row(o + i * s.v_row, out + (t + i) * call.out.token, s.d);
@@ -258,7 +266,8 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
             d_total[i] = -along;
         }
         multiply(n, s.mp, s.d, dn, s.v_row, 1, s.panels(kv_t, s.d), s.rows(df, s.f_row), false);
-        multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(dn, s.v_row), s.rows(sum_kv, s.dp), true);
+        multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(dn, s.v_row), s.rows(sum_kv, s.dp), true,
+                 next(call.q.row(b, h), call.q.token, s.m, stop, end));
         for (int64_t i = 0; i < n; i++) add_scaled(df + i * s.f_row, z, d_total[i], s.mp);
         add_rows(sum_z, f, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
         back<MAP>(s, walk, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop, f);
@@ -284,7 +293,8 @@ static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, i
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
         fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(d_kv, s.dp), s.rows(dv, s.v_row), false);
-        multiply(n, s.mp, s.d, v, s.v_row, 1, s.panels(d_kv_t, s.d), s.rows(df, s.f_row), false);
+        multiply(n, s.mp, s.d, v, s.v_row, 1, s.panels(d_kv_t, s.d), s.rows(df, s.f_row), false,
+                 next(call.k.row(b, h), call.k.token, s.m, stop, end));
         for (int64_t i = 0; i < n; i++) {
             add_scaled(df + i * s.f_row, d_z, 1, s.mp);
             float *to = call.d_v.row(b, h) + (t + i) * call.d_v.token;

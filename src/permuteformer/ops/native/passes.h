@@ -27,6 +27,8 @@ struct Arena {
     }
 };
 
+constexpr int64_t FEW = 8;
+
 // Goes along the tokens of one row: what is shown, and where it stands.
 struct Walk {
     const Call *call;
@@ -49,17 +51,31 @@ struct Walk {
         for (int64_t t = begin; t < end; t++) found += shown[t] != 0;
         return found;
     }
-    // Calls visit(token, shift) for each token that is shown, for one cycle.
-    template <typename Visit>
-    void turned(const Cycle &cycle, int64_t begin, int64_t end, Visit visit) const {
-        Turn turn(cycle);
-        int64_t next = place;
-        for (int64_t t = begin; t < end; t++)
-            if (is_shown(t)) visit(t, turn.to(positions ? positions[t * call->positions_token + cycle.axis] : next++));
-    }
     void pass(int64_t begin, int64_t end) {
         if (!positions) place += count_shown(begin, end);
     }
+    // Calls visit(token, cycle, shift) for each token that is shown and each of its cycles in order. A few tokens at a time, so that their
+    // numbers stay in the first cache while one cycle after the other is done for all of them.
+    template <typename Visit>
+    void turned(Turn *turns, int64_t begin, int64_t end, Visit visit) const {
+        int64_t before = place;
+        for (int64_t t = begin; t < end; t += FEW) {
+            const int64_t stop = t + FEW < end ? t + FEW : end;
+            int64_t next = before;
+            for (int32_t c = 0; c < count; c++) {
+                next = before;
+                for (int64_t i = t; i < stop; i++)
+                    if (is_shown(i)) visit(i, cycles[c], turns[c].to(positions ? positions[i * call->positions_token + cycles[c].axis] : next++));
+            }
+            before = next;
+        }
+    }
+    Turn *turns(Arena &arena) const {
+        Turn *made = arena.take<Turn>(count);
+        for (int32_t c = 0; c < count; c++) made[c] = Turn(cycles[c]);
+        return made;
+    }
+    static size_t turn_bytes(const Call &call) { return sizeof(Turn) * call.features + 64; }
 };
 
 static inline void zero(float *p, ptrdiff_t n) { std::memset(p, 0, n * sizeof(float)); }
@@ -125,19 +141,16 @@ static inline void carry_out(const Sizes &s, const float *kv, const float *z, fl
 
 // Features of tokens begin … end of x, a row each; nothing where hidden.
 template <int MAP>
-static void fill(const Sizes &s, const Walk &walk, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
+static void fill(const Sizes &s, const Walk &walk, Turn *turns, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
     f -= begin * s.f_row;
-    for (int32_t c = 0; c < walk.count; c++) {
-        const Cycle &cycle = walk.cycles[c];
+    walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, int64_t shift) {
         const ptrdiff_t first = cycle.begin, length = cycle.length;
-        const bool careful = first + length + W > s.m;
-        walk.turned(cycle, begin, end, [&](int64_t t, int64_t shift) {
-            const float *from = x + t * token + first;
-            float *to = f + t * s.f_row + first;
-            map_run<MAP>(from + shift, to, length - shift, careful);
-            map_run<MAP>(from, to + length - shift, shift, careful);
-        });
-    }
+        const bool careful = first + length + W > s.m && (t + 1 == walk.call->length || token < s.m);
+        const float *from = x + t * token + first;
+        float *to = f + t * s.f_row + first;
+        map_run<MAP>(from + shift, to, length - shift, careful);
+        map_run<MAP>(from, to + length - shift, shift, careful);
+    });
     for (int64_t t = begin; t < end; t++) {
         if (!walk.is_shown(t)) {
             zero(f + t * s.f_row, s.mp);
@@ -160,21 +173,18 @@ static void fill_values(const Sizes &s, const Walk &walk, const float *x, int64_
 
 // The gradients of tokens, from those of their features. They are put together in `room`, a row each, as whole vectors are written.
 template <int MAP>
-static void back(const Sizes &s, const Walk &walk, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token, int64_t begin,
-                 int64_t end, float *room) {
+static void back(const Sizes &s, const Walk &walk, Turn *turns, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token,
+                 int64_t begin, int64_t end, float *room) {
     df -= begin * s.f_row;
     room -= begin * s.f_row;
-    for (int32_t c = 0; c < walk.count; c++) {
-        const Cycle &cycle = walk.cycles[c];
+    walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, int64_t shift) {
         const ptrdiff_t first = cycle.begin, length = cycle.length;
-        const bool careful = first + length + W > s.m;
-        walk.turned(cycle, begin, end, [&](int64_t t, int64_t shift) {
-            const float *from = x + t * token + first, *d = df + t * s.f_row + first;
-            float *to = room + t * s.f_row + first;
-            back_run<MAP>(from, d + length - shift, to, shift, careful);
-            back_run<MAP>(from + shift, d, to + shift, length - shift, careful);
-        });
-    }
+        const bool careful = first + length + W > s.m && (t + 1 == walk.call->length || token < s.m);
+        const float *from = x + t * token + first, *d = df + t * s.f_row + first;
+        float *to = room + t * s.f_row + first;
+        back_run<MAP>(from, d + length - shift, to, shift, careful);
+        back_run<MAP>(from + shift, d, to + shift, length - shift, careful);
+    });
     for (int64_t t = begin; t < end; t++) {
         float *to = d_x + t * d_token;
         if (!walk.is_shown(t)) {
@@ -200,14 +210,15 @@ static inline float divisor(const Call &call, float total) { return call.normali
 template <int MAP>
 static void absorb(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end, float *kv, float *z) {
     const Sizes s(call);
-    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + 1024);
+    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + 2 * Walk::turn_bytes(call) + 1024);
     float *f = arena.take<float>(BLOCK * s.f_row), *v = arena.take<float>(BLOCK * s.v_row);
     float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
     Walk walk(call, b, h, begin);
+    Turn *turns = walk.turns(arena);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
-        fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, f);
+        fill<MAP>(s, walk, turns, call.k.row(b, h), call.k.token, t, stop, f);
         add_rows(sum_z, f, s.f_row, n, s.mp, [](ptrdiff_t) { return 1.0f; });
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(v, s.v_row), s.rows(sum_kv, s.dp), true,
                  next(call.k.row(b, h), call.k.token, s.m, stop, end));
@@ -220,15 +231,16 @@ template <int MAP>
 static void read(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end) {
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
-    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + 1024);
+    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + 2 * Walk::turn_bytes(call) + 1024);
     float *f = arena.take<float>(BLOCK * s.f_row), *o = arena.take<float>(BLOCK * s.v_row);
     float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp);
     carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
     Walk walk(call, b, h, begin);
+    Turn *turns = walk.turns(arena);
     float *out = call.out.row(b, h);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
-        fill<MAP>(s, walk, call.q.row(b, h), call.q.token, t, stop, f);
+        fill<MAP>(s, walk, turns, call.q.row(b, h), call.q.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(kv, s.dp), s.rows(o, s.v_row), false,
                  next(call.q.row(b, h), call.q.token, s.m, stop, end));
         for (int64_t i = 0; i < n; i++) {
@@ -244,16 +256,17 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp);
-    Arena arena(4 * (2 * BLOCK * s.f_row + BLOCK * s.v_row + 2 * s.m * s.dp + turned + 2 * s.mp) + 2048);
+    Arena arena(4 * (2 * BLOCK * s.f_row + BLOCK * s.v_row + 2 * s.m * s.dp + turned + 2 * s.mp) + 2 * Walk::turn_bytes(call) + 2048);
     float *f = arena.take<float>(BLOCK * s.f_row), *df = arena.take<float>(BLOCK * s.f_row), *dn = arena.take<float>(BLOCK * s.v_row);
     float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp), *kv_t = arena.take<float>(turned);
     float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
     carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
     transpose(kv, s.dp, s.m, s.d, s.panels(kv_t, s.d));
     Walk walk(call, b, h, begin);
+    Turn *turns = walk.turns(arena);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
-        fill<MAP>(s, walk, call.q.row(b, h), call.q.token, t, stop, f);
+        fill<MAP>(s, walk, turns, call.q.row(b, h), call.q.token, t, stop, f);
         fill_values(s, walk, call.d_out.row(b, h), call.d_out.token, t, stop, dn);
         float d_total[BLOCK];
         for (int64_t i = 0; i < n; i++) {
@@ -270,7 +283,7 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
                  next(call.q.row(b, h), call.q.token, s.m, stop, end));
         for (int64_t i = 0; i < n; i++) add_scaled(df + i * s.f_row, z, d_total[i], s.mp);
         add_rows(sum_z, f, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
-        back<MAP>(s, walk, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop, f);
+        back<MAP>(s, walk, turns, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop, f);
         walk.pass(t, stop);
     }
     carry_out(s, sum_kv, sum_z, d_kv, d_z);
@@ -281,17 +294,18 @@ static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, i
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp);
-    Arena arena(4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + s.m * s.dp + turned + s.mp) + 2048);
+    Arena arena(4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + s.m * s.dp + turned + s.mp) + 2 * Walk::turn_bytes(call) + 2048);
     float *f = arena.take<float>(BLOCK * s.f_row), *df = arena.take<float>(BLOCK * s.f_row);
     float *v = arena.take<float>(BLOCK * s.v_row), *dv = arena.take<float>(BLOCK * s.v_row);
     float *d_kv = arena.take<float>(s.m * s.dp), *d_z = arena.take<float>(s.mp), *d_kv_t = arena.take<float>(turned);
     carry_in(s, call.d_kv + head * s.m * s.d, call.d_z + head * s.m, d_kv, d_z);
     transpose(d_kv, s.dp, s.m, s.d, s.panels(d_kv_t, s.d));
     Walk walk(call, b, h, begin);
+    Turn *turns = walk.turns(arena);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
-        fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, f);
+        fill<MAP>(s, walk, turns, call.k.row(b, h), call.k.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(d_kv, s.dp), s.rows(dv, s.v_row), false);
         multiply(n, s.mp, s.d, v, s.v_row, 1, s.panels(d_kv_t, s.d), s.rows(df, s.f_row), false,
                  next(call.k.row(b, h), call.k.token, s.m, stop, end));
@@ -304,7 +318,7 @@ static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, i
                 zero(to, s.d);
             }
         }
-        back<MAP>(s, walk, call.k.row(b, h), call.k.token, df, call.d_k.row(b, h), call.d_k.token, t, stop, f);
+        back<MAP>(s, walk, turns, call.k.row(b, h), call.k.token, df, call.d_k.row(b, h), call.d_k.token, t, stop, f);
         walk.pass(t, stop);
     }
 }
@@ -392,7 +406,7 @@ struct Scan {
 template <int MAP>
 static void scan(const Call &call, int64_t b, int64_t h) {
     const int64_t head = b * call.heads + h, length = call.length;
-    Arena arena(Scan::bytes(call) + 4 * BLOCK * padded(call.values) + 1024);
+    Arena arena(Scan::bytes(call) + 4 * BLOCK * padded(call.values) + 2 * Walk::turn_bytes(call) + 1024);
     Scan scan(call, arena);
     const Sizes &s = scan.s;
     float *carried = arena.take<float>(BLOCK * s.v_row);
@@ -400,6 +414,7 @@ static void scan(const Call &call, int64_t b, int64_t h) {
     carry_in(s, kv, z, scan.kv, scan.z);
     Powers powers(call.log_decay ? call.log_decay + h : nullptr);
     Walk walk(call, b, h, 0);
+    Turn *of_keys = walk.turns(arena), *of_queries = walk.turns(arena);
     const int64_t groups = (length + BLOCK * GROUP - 1) / (BLOCK * GROUP), size = s.m * s.d + s.m;
     for (int64_t t = 0; t < length; t += BLOCK) {
         const int64_t stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
@@ -408,8 +423,8 @@ static void scan(const Call &call, int64_t b, int64_t h) {
             carry_out(s, scan.kv, scan.z, to, to + s.m * s.d);
         }
         powers.count(walk, t, n);
-        fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, scan.fk);
-        fill<MAP>(s, walk, call.q.row(b, h), call.q.token, t, stop, scan.fq);
+        fill<MAP>(s, walk, of_keys, call.k.row(b, h), call.k.token, t, stop, scan.fk);
+        fill<MAP>(s, walk, of_queries, call.q.row(b, h), call.q.token, t, stop, scan.fq);
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, scan.v);
         scan.weights(powers, n);
         scan.mix(n);
@@ -433,11 +448,12 @@ template <int MAP>
 static void step(const Call &call, int64_t b, int64_t h) {
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
-    Arena arena(4 * (2 * s.f_row + 2 * s.dp) + 1024);
+    Arena arena(4 * (2 * s.f_row + 2 * s.dp) + 2 * Walk::turn_bytes(call) + 1024);
     float *fq = arena.take<float>(s.f_row), *fk = arena.take<float>(s.f_row), *v = arena.take<float>(s.dp), *o = arena.take<float>(s.dp);
     const Walk walk(call, b, h, 0);
-    fill<MAP>(s, walk, call.q.row(b, h), 0, 0, 1, fq);
-    fill<MAP>(s, walk, call.k.row(b, h), 0, 0, 1, fk);
+    Turn *turns = walk.turns(arena);
+    fill<MAP>(s, walk, turns, call.q.row(b, h), 0, 0, 1, fq);
+    fill<MAP>(s, walk, turns, call.k.row(b, h), 0, 0, 1, fk);
     fill_values(s, walk, call.v.row(b, h), 0, 0, 1, v);
     const float decay = call.log_decay && walk.is_shown(0) ? std::exp(call.log_decay[h]) : 1;
     float *kv = call.kv + head * s.m * s.d, *z = call.z + head * s.m, sum = 0;
@@ -461,7 +477,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
     const int64_t head = b * call.heads + h, length = call.length, blocks = (length + BLOCK - 1) / BLOCK;
     const Sizes s(call);
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp), side = BLOCK + W, carry = s.m * s.dp + s.mp;
-    Arena arena(Scan::bytes(call) + 4096 +
+    Arena arena(Scan::bytes(call) + 2 * Walk::turn_bytes(call) + 4096 +
                 4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + BLOCK * side + 2 * turned + Sizes::panel_size(s.d, BLOCK) + (GROUP + 1) * carry));
     Scan scan(call, arena);
     float *dfq = arena.take<float>(BLOCK * s.f_row), *dfk = arena.take<float>(BLOCK * s.f_row);
@@ -470,6 +486,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
     float *d_kv = arena.take<float>(s.m * s.dp), *d_z = arena.take<float>(s.mp);
     float *met = arena.take<float>(GROUP * carry);  // carries that the blocks of a group met
     carry_in(s, call.d_kv + head * s.m * s.d, call.d_z + head * s.m, d_kv, d_z);
+    Turn *turns = Walk(call, b, h, 0).turns(arena);
     Powers powers(call.log_decay ? call.log_decay + h : nullptr);
     const int64_t groups = (blocks + GROUP - 1) / GROUP, size = s.m * s.d + s.m;
     double d_log = 0;
@@ -488,7 +505,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
                 places[block - first] = walk.place;
                 if (block + 1 == last) break;
                 powers.count(walk, t, n);
-                fill<MAP>(s, walk, call.k.row(b, h), call.k.token, t, stop, scan.fk);
+                fill<MAP>(s, walk, turns, call.k.row(b, h), call.k.token, t, stop, scan.fk);
                 fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, scan.v);
                 scan.write(powers, n);
                 walk.pass(t, stop);
@@ -500,8 +517,8 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
             Walk here(call, b, h, 0);
             here.place = places[block - first];
             powers.count(here, t, n);
-            fill<MAP>(s, here, call.k.row(b, h), call.k.token, t, stop, scan.fk);
-            fill<MAP>(s, here, call.q.row(b, h), call.q.token, t, stop, scan.fq);
+            fill<MAP>(s, here, turns, call.k.row(b, h), call.k.token, t, stop, scan.fk);
+            fill<MAP>(s, here, turns, call.q.row(b, h), call.q.token, t, stop, scan.fq);
             fill_values(s, here, call.v.row(b, h), call.v.token, t, stop, scan.v);
             fill_values(s, here, call.d_out.row(b, h), call.d_out.token, t, stop, dn);
             scan.weights(powers, n);
@@ -576,8 +593,8 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
             }
             multiply(s.m, s.dp, n, scan.fq, 1, s.f_row, s.rows(dn, s.v_row), s.rows(d_kv, s.dp), true);
             add_rows(d_z, scan.fq, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
-            back<MAP>(s, here, call.q.row(b, h), call.q.token, dfq, call.d_q.row(b, h), call.d_q.token, t, stop, scan.fq);
-            back<MAP>(s, here, call.k.row(b, h), call.k.token, dfk, call.d_k.row(b, h), call.d_k.token, t, stop, scan.fk);
+            back<MAP>(s, here, turns, call.q.row(b, h), call.q.token, dfq, call.d_q.row(b, h), call.d_q.token, t, stop, scan.fq);
+            back<MAP>(s, here, turns, call.k.row(b, h), call.k.token, dfk, call.d_k.row(b, h), call.d_k.token, t, stop, scan.fk);
         }
     }
     carry_out(s, d_kv, d_z, call.d_kv + head * s.m * s.d, call.d_z + head * s.m);

@@ -34,6 +34,7 @@ struct Phi {
 struct Turn {
     int64_t length, shift, last;
 
+    Turn() = default;
     explicit Turn(const Cycle &cycle) : length(cycle.length), shift(0), last(0) {}
     int64_t to(int64_t position) {
         int64_t step, s;

@@ -13,7 +13,7 @@ from permuteformer.experiments import small
 from permuteformer.experiments.plan import Column, Plan, Table
 
 RATES = (3e-4, 1e-3, 3e-3)
-TRIAL: dict[str, Any] = {"train_items": 4000, "evaluate_every": 250, "validation_items": 1000, "test_items": 1000}
+TRIAL: dict[str, Any] = {"train_items": 3200, "evaluate_every": 200, "validation_items": 1000, "test_items": 500}
 
 
 def _trials(column: Column) -> Table:

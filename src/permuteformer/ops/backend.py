@@ -26,6 +26,12 @@ def asked(backend: str | None) -> str:
     return wanted
 
 
+def in_use() -> str:
+    """What computes linear attention on the CPU wherever it can: ``"native avx2"``, or ``"torch"``."""
+    kernel = load()
+    return "torch" if isinstance(kernel, str) or asked(None) == "torch" else f"native {kernel.instruction_set}"
+
+
 def use_native(
     backend: str | None,
     v: Tensor,
@@ -72,10 +78,10 @@ def _why_not(
         return f"it does not know {which}"
     if chunk_size is not None:
         return "it chooses its blocks itself, and chunk_size is given"
-    return _why_not_loaded()
+    return str(_why_not_loaded())
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _why_not_loaded() -> str:
     found = load()
     return found if isinstance(found, str) else ""

@@ -132,7 +132,9 @@ def linear_attention(
             chunk_size=chunk_size,
         ):
             out, kv, z = native_backend.attend(
-                *(x.to(dtype) for x in (q, k, v)),
+                q.to(dtype),
+                k.to(dtype),
+                v.to(dtype),
                 carry.kv.transpose(-1, -2),
                 carry.z.squeeze(-2),
                 cycles=rotation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,56 +77,74 @@ def attend(
     return out, kv, z
 
 
+class _Shared(NamedTuple):
+    """What all operators are given besides q, k, v and the carry, in their order."""
+
+    cycles: Tensor
+    of_head: Tensor
+    start: Tensor
+    positions: Tensor | None
+    shown: Tensor | None
+    map: int
+    normalize: bool
+
+
+class _Gradients(NamedTuple):
+    """Of the outputs, as they are given, and room for those of the inputs."""
+
+    d_out: Tensor
+    d_q: Tensor
+    d_k: Tensor
+    d_v: Tensor
+    d_kv: Tensor
+    d_z: Tensor
+    d_log_decay: Tensor | None = None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> _Gradients:
+        d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+        return cls(d_out, *(torch.empty_like(x) for x in (q, k, v)), *(x.clone(memory_format=torch.contiguous_format) for x in (d_kv, d_z)))
+
+
 def _call(
     name: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     kv: Tensor,
     z: Tensor,
-    cycles: Tensor,
-    of_head: Tensor,
-    start: Tensor,
-    positions: Tensor | None,
-    shown: Tensor | None,
-    feature_map: int,
-    normalize: bool,
+    shared: _Shared,
     log_decay: Tensor | None = None,
     kept: Tensor | None = None,
-    gradients: tuple[Tensor, ...] = (),
-    last: tuple[Tensor | None, ...] = (),
+    gradients: _Gradients | None = None,
 ) -> None:
+    """Write the fields of ``struct Call``, and do what ``name`` says."""
     kernel = load()
     assert isinstance(kernel, Kernel), kernel
-    fields = [*q.shape, v.shape[-1], feature_map, int(normalize), torch.get_num_threads()]
-    for x in (q, k, v, out):
+    q, _, v = inputs
+    positions, shown = shared.positions, shared.shown
+    if positions is not None and positions.stride(-1) != 1 and positions.shape[-1] > 1:
+        positions = positions.contiguous()
+    if shown is not None and shown.stride(-1) != 1:
+        shown = shown.contiguous()
+    fields = [*q.shape, v.shape[-1], shared.map, int(shared.normalize), torch.get_num_threads()]
+    for x in (*inputs, out):
         fields += x.data_ptr(), *x.stride()[:3]
-    fields += kv.data_ptr(), z.data_ptr(), cycles.data_ptr(), of_head.data_ptr(), start.data_ptr()
-    if positions is None:
-        fields += 0, 0, 0
-    else:
-        fields += positions.data_ptr(), 0 if len(positions) == 1 else positions.stride(0), positions.stride(1)
+    fields += map(_place, (kv, z, shared.cycles, shared.of_head, shared.start))
+    fields += (0, 0, 0) if positions is None else (positions.data_ptr(), positions.stride(0) * (len(positions) > 1), positions.stride(1))
     fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))
     fields += _place(log_decay), _place(kept)
-    for x in gradients or (None,) * 4:
-        fields += (0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3])
-    fields += map(_place, last or (None,) * 3)
+    if gradients is None:
+        fields += [0] * (4 * 4 + 3)
+    else:
+        for x in gradients[:4]:
+            assert x is not None
+            fields += x.data_ptr(), *x.stride()[:3]
+        fields += map(_place, gradients[4:])
     kernel(name, fields)
 
 
 def _place(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
-
-
-def _plain(shared: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Positions and mask as the kernel reads them: numbers of a token side by side, rows of a mask too."""
-    cycles, of_head, start, positions, shown, *rest = shared
-    if positions is not None and positions.stride(-1) != 1 and positions.shape[-1] > 1:
-        positions = positions.contiguous()
-    if shown is not None and shown.stride(-1) != 1:
-        shown = shown.contiguous()
-    return cycles, of_head, start, positions, shown, *rest
 
 
 def _output(v: Tensor) -> Tensor:
@@ -137,45 +155,30 @@ def _output(v: Tensor) -> Tensor:
 
 def _total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
     out, kv, z = _output(v), kv.clone(), z.clone()
-    _call("total", q, k, v, out, kv, z, *_plain(shared))
+    _call("total", (q, k, v), out, kv, z, _Shared(*shared))
     return out, kv, z
 
 
-def _total_back(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *shared_and_gradients: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *shared, d_out, d_kv, d_z = shared_and_gradients
-    d_q, d_k, d_v = (torch.empty_like(x) for x in (q, k, v))
-    d_kv, d_z = d_kv.clone(memory_format=torch.contiguous_format), d_z.clone(memory_format=torch.contiguous_format)
-    _call("total_back", q, k, v, out, kv, z, *_plain(tuple(shared)), gradients=(_rows(d_out), d_q, d_k, d_v), last=(d_kv, d_z, None))
-    return d_q, d_k, d_v, d_kv, d_z
+def _total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *shared, d_out, d_kv, d_z = rest
+    gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)
+    _call("total_back", (q, k, v), out, kv, z, _Shared(*shared), gradients=gradients)
+    return gradients[1:6]
 
 
 def _scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *shared, log_decay, keep = rest
     out, kv, z, kept = _output(v), kv.clone(), z.clone(), _kept(q, v, keep)
-    _call("scan", q, k, v, out, kv, z, *_plain(tuple(shared)), log_decay, kept if keep else None)
+    _call("scan", (q, k, v), out, kv, z, _Shared(*shared), log_decay, kept if keep else None)
     return out, kv, z, kept
 
 
-def _scan_back(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *shared, log_decay, kept, d_out, d_kv, d_z = rest
-    d_q, d_k, d_v = (torch.empty_like(x) for x in (q, k, v))
-    d_kv, d_z = d_kv.clone(memory_format=torch.contiguous_format), d_z.clone(memory_format=torch.contiguous_format)
     d_log = torch.zeros(q.shape[:2], dtype=torch.float64)
-    _call(
-        "scan_back",
-        *(q, k, v, out, kv, z, *_plain(tuple(shared)), log_decay, kept),
-        gradients=(_rows(d_out), d_q, d_k, d_v),
-        last=(d_kv, d_z, None if log_decay is None else d_log),
-    )
-    return d_q, d_k, d_v, d_kv, d_z, d_log.sum(0).float()
-
-
-def _rows(d_out: Tensor) -> Tensor:
-    return d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+    gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)._replace(d_log_decay=None if log_decay is None else d_log)
+    _call("scan_back", (q, k, v), out, kv, z, _Shared(*shared), log_decay, kept, gradients)
+    return *gradients[1:6], d_log.sum(0).float()
 
 
 def _kept(q: Tensor, v: Tensor, keep: bool) -> Tensor:

@@ -25,6 +25,9 @@ SHORT = [
     "--quiet",
 ]
 COMMANDS = [
+    *("train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report"),
+    *("models", "convert", "data", "info"),
+]
     "train",
     "resume",
     "eval",

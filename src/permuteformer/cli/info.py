@@ -10,8 +10,8 @@ from permuteformer.cli.terminal import console, errors_in_words
 def info() -> None:
     """Say what is installed, what this machine has, and which code computes linear attention.
 
-    The CPU kernel does, where it was built and can; else PyTorch. PERMUTEFORMER_BACKEND=torch chooses PyTorch, native refuses what the kernel
-    cannot do, and auto is what happens otherwise.
+    The CPU kernel does, where it was built and can; else PyTorch. PERMUTEFORMER_BACKEND=torch chooses PyTorch, native refuses what the
+    kernel cannot do, and auto is what happens otherwise.
     """
     from permuteformer.train.environment import environment
 

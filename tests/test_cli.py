@@ -28,20 +28,6 @@ COMMANDS = [
     *("train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report"),
     *("models", "convert", "data", "info"),
 ]
-    "train",
-    "resume",
-    "eval",
-    "predict",
-    "generate",
-    "fields",
-    "reproduce",
-    "experiments",
-    "report",
-    "models",
-    "convert",
-    "data",
-    "info",
-]
 
 
 def run(*words, code=0):

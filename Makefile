@@ -27,8 +27,8 @@ format: .venv/dev
 clean:
 	rm -rf .venv
 
-# A stamp for each set of extras that was installed; a change of pyproject.toml or constraints.txt installs again.
-.venv/run .venv/dev: pyproject.toml constraints.txt
+# A stamp for each set of extras that was installed; a change of pyproject.toml, constraints.txt or the kernel installs again.
+.venv/run .venv/dev: pyproject.toml constraints.txt hatch_build.py $(wildcard src/permuteformer/ops/native/*.cpp src/permuteformer/ops/native/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; this is %d.%d. Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" % sys.version_info[:2])'
 	@test -x $(BIN)/python || { rm -rf .venv; $(PYTHON) -m venv .venv; }
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.$(if $(filter dev,$(@F)),[dev])'

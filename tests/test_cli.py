@@ -24,7 +24,10 @@ SHORT = [
     "none",
     "--quiet",
 ]
-COMMANDS = ["train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report", "models", "convert", "data"]
+COMMANDS = [
+    *("train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report"),
+    *("models", "convert", "data", "info"),
+]
 
 
 def run(*words, code=0):
@@ -124,6 +127,14 @@ def test_experiments_have_the_papers_numbers_and_the_command():
     output = run("experiments")
     assert "65.95±0.26" in output
     assert "permuteformer reproduce --preset paper --table 1" in output
+
+
+def test_info_says_who_computes(monkeypatch):
+    assert "linear attention" in run("info")
+    monkeypatch.setenv("PERMUTEFORMER_BACKEND", "torch")
+    assert "PyTorch, in blocks" in run("info")
+    monkeypatch.setenv("PERMUTEFORMER_BACKEND", "fast")
+    assert "PERMUTEFORMER_BACKEND must be one of auto, native, torch; it is 'fast'" in run("info", code=1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -29,6 +29,8 @@ class Transform(Protocol):
 
     def transform(self, x: Tensor, tables: Any) -> Tensor: ...
 
+    def rotation(self) -> tuple[Tensor, Tensor] | None: ...
+
 
 class Carry(NamedTuple):
     """What keys outside a block leave behind, decayed to the block's edge."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from permuteformer.ops import torch_backend
+from permuteformer.ops import native_backend, torch_backend
+from permuteformer.ops.backend import use_native
 from permuteformer.ops.blocks import Blocks, Carry, Transform, decay_powers, transport
 from permuteformer.ops.checks import (
     can_look_at,
@@ -66,6 +67,7 @@ def linear_attention(
     plain_normalizer: bool = False,
     state: LinearState | None = None,
     chunk_size: int | None = None,
+    backend: str | None = None,
 ) -> tuple[Tensor, LinearState]:
     """Attention in time and memory linear in the length.
 
@@ -86,6 +88,7 @@ def linear_attention(
         plain_normalizer: take that sum from features before ``transform``.
         state: what earlier tokens left, as returned. Of segments, the first may go on from it.
         chunk_size: tokens a block; changes speed and rounding only.
+        backend: ``"native"``, ``"torch"``, or ``"auto"``: native where it can be, as also the variable PERMUTEFORMER_BACKEND may say.
 
     Hidden tokens take no place and no step: consecutive positions and decay count the tokens that are shown, so a padded row is the row
     without its padding, wherever that stands, and can be gone on from. A hidden token's own output means nothing.
@@ -115,10 +118,38 @@ def linear_attention(
         ends = None if key_mask is None else torch.where(key_mask, torch.arange(1, length + 1, device=q.device), 0).amax(-1)
         if segments is not None:
             segments = _continued(segments, ends, state)
+        next_position = _next_position(start, length, positions, key_mask, ends)
+        rotation = None if transform is None else transform.rotation()
+        if use_native(
+            backend,
+            v,
+            feature_map,
+            rotation,
+            transform,
+            two_sided=two_sided,
+            segments=segments,
+            plain_normalizer=plain_normalizer,
+            chunk_size=chunk_size,
+        ):
+            out, kv, z = native_backend.attend(
+                q.to(dtype),
+                k.to(dtype),
+                v.to(dtype),
+                carry.kv.transpose(-1, -2),
+                carry.z.squeeze(-2),
+                cycles=rotation,
+                start=start,
+                positions=positions,
+                shown=key_mask,
+                feature_map=feature_map.__name__,
+                normalize=normalize,
+                causal=causal,
+                log_decay=None if log_decay is None else log_decay.to(dtype),
+            )
+            return out.to(v.dtype), LinearState(kv, z, next_position, None if state is None else state.segment)
 
         one_step = causal and length == 1
         relative = positions is None and not one_step and transform is not None and transform.is_group and _is_one_run(key_mask)
-        next_position = _next_position(start, length, positions, key_mask, ends)
         if positions is None and transform is not None and not relative:
             positions = count_positions(start, length, key_mask)
         # Where a row's tokens are one run, positions are this and the place in the row.

@@ -175,6 +175,29 @@ def permutation_power(cycles: Cycles, positions: Tensor) -> Tensor:
     return slot if cycles.contiguous else cycles.feature.unsqueeze(-2).expand_as(slot).gather(-1, slot)
 
 
+def contiguous_cycles(cycles: Cycles) -> tuple[Tensor, Tensor] | None:
+    """Every cycle of every head, ``n 3`` int32: its first feature, its length, its axis; and where each head's begin, ``h + 1``.
+
+    P^i rotates each of these runs of features to the left by i. ``None`` where features of a cycle are not neighbours.
+
+    >>> contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
+    (tensor([[0, 3, 0],
+            [3, 2, 0]], dtype=torch.int32), tensor([0, 2], dtype=torch.int32))
+    """
+    if not cycles.contiguous:
+        return None
+    axis = cycles.axis.tolist()
+    runs: list[tuple[int, int, int]] = []
+    ends = [0]
+    for lengths in cycles.length.tolist():
+        first = 0
+        for length in _runs(lengths):
+            runs.append((first, length, axis[first]))
+            first += length
+        ends.append(len(runs))
+    return torch.tensor(runs, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32)
+
+
 def order(cycles: Cycles) -> list[int]:
     """The order of each head's permutation: after that many tokens it is the identity again."""
     return [math.lcm(*set(row)) for row in cycles.length.tolist()]

@@ -64,6 +64,10 @@ class PositionEncoding(ExactBuffers):
         """M_i x_i of equation 7 for queries or keys ``b h l m``: a linear map of each token's features."""
         return x
 
+    def rotation(self) -> tuple[Tensor, Tensor] | None:
+        """``transform`` as rotations of neighbouring features, where it is one: see ``ops.permutation.contiguous_cycles``."""
+        return None
+
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """A term for each query and key, ``b h l s``: added to the scores of softmax, as its exponential a factor of a kernel."""
         raise NotImplementedError(f"{type(self).__name__} has no bias")
@@ -157,6 +161,11 @@ class Compose(PositionEncoding):
         for encoding in self._of("transform"):
             x = encoding.transform(x, tables)
         return x
+
+    def rotation(self) -> tuple[Tensor, Tensor] | None:
+        for encoding in self._of("transform"):
+            return encoding.rotation()
+        return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         for encoding in self._of("bias"):

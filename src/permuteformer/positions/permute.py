@@ -14,6 +14,7 @@ from permuteformer.ops.permutation import (
     Cycles,
     axis_sizes,
     canonical,
+    contiguous_cycles,
     decompose,
     max_order_permutation,
     period,
@@ -94,6 +95,7 @@ class Permute(PositionEncoding):
         permutation = self._initial if self.permutation.is_meta else self.permutation.cpu()
         with torch.device("cpu"):
             cycles = decompose(permutation, self.axes)
+            self._rotation = contiguous_cycles(cycles)
         for name in ("feature", "rank", "start", "length", "axis"):
             getattr(self, name).copy_(getattr(cycles, name))
         self.contiguous = cycles.contiguous
@@ -112,9 +114,16 @@ class Permute(PositionEncoding):
     def cycles(self) -> Cycles:
         return Cycles(*(getattr(self, name) for name in Cycles._fields))
 
-    def tables(self, positions: Tensor) -> Tensor:
+    def _check_derived(self) -> None:
         if not torch.compiler.is_compiling() and self._identity() != self._derived_from:
             self.derive()  # somebody put another permutation here without load_state_dict
+
+    def rotation(self) -> tuple[Tensor, Tensor] | None:
+        self._check_derived()
+        return self._rotation
+
+    def tables(self, positions: Tensor) -> Tensor:
+        self._check_derived()
         return permutation_power(self.cycles, positions)  # b h l m
 
     def transform(self, x: Tensor, tables: Any) -> Tensor:

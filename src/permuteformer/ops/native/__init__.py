@@ -1,0 +1,78 @@
+"""The CPU kernel in C++: found, loaded at its first use, and called with one array of numbers. No torch here.
+
+It is built when the package is installed (``hatch_build.py``). Where there was no compiler, or it does not load, ``load`` says why and
+linear attention goes on in PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_name("_kernel.so")
+
+TENSOR = 4
+"""Numbers that describe a tensor: where it is, and strides of batch, head and token."""
+
+SIZES = ("batch", "heads", "length", "features", "values", "map", "normalize", "threads")
+TENSORS = ("q", "k", "v", "out")
+PLACES = (
+    *("kv", "z", "cycles", "of_head", "start", "positions", "positions_batch", "positions_token"),
+    *("shown", "shown_batch", "log_decay", "kept"),
+)
+GRADIENTS = ("d_out", "d_q", "d_k", "d_v")
+LAST = ("d_kv", "d_z", "d_log_decay")
+FIELDS = len(SIZES) + TENSOR * len(TENSORS) + len(PLACES) + TENSOR * len(GRADIENTS) + len(LAST)
+"""Of a call: ``struct Call`` in ``call.h``, 8 bytes each."""
+
+
+class Kernel:
+    """The library in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        for name in ("call_size", "block", "group"):
+            getattr(self._library, name).restype = ctypes.c_int64
+        for name in ("instruction_set", "in_use"):
+            getattr(self._library, name).restype = ctypes.c_char_p
+        self._library.instruction_set.argtypes = [ctypes.c_int64]
+        if self._library.call_size() != 8 * FIELDS:
+            raise OSError(f"{path.name} is of another version of the package: install it again")
+        self.block, self.group = self._library.block(), self._library.group()
+
+    def __call__(self, name: str, fields: list[int]) -> None:
+        """Do what ``name`` says with a call's fields. Other Python threads go on meanwhile."""
+        call = array("q", fields)
+        if not getattr(self._library, name)(ctypes.c_void_p(call.buffer_info()[0])):
+            raise MemoryError("not enough memory for the buffers of linear attention")
+
+    @property
+    def instruction_sets(self) -> list[str]:
+        """What this processor has of what was compiled, the best first."""
+        names: list[str] = []
+        while (name := self._library.instruction_set(len(names))) is not None:
+            names.append(name.decode())
+        return names
+
+    @property
+    def instruction_set(self) -> str:
+        """What is in use."""
+        return str(self._library.in_use().decode())
+
+    def use(self, name: str) -> None:
+        """Use another instruction set from now on: for tests and measurements."""
+        if not self._library.use(name.encode()):
+            raise ValueError(f"instruction set must be one of {', '.join(self.instruction_sets)}; it is {name!r}")
+
+
+@cache
+def load() -> Kernel | str:
+    """The kernel, or why there is none. Torch is to be imported before, so that both have one pool of threads."""
+    if not FILE.is_file():
+        return "it was not built: install the package again where there is a C++ compiler"
+    try:
+        return Kernel(FILE)
+    except OSError as error:
+        return f"it does not load: {error}"

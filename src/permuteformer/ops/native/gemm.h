@@ -1,0 +1,139 @@
+// Products of small matrices in cache, on the vectors of one instruction set. Included once for each; see isa.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ISA {
+
+using std::ptrdiff_t;
+
+// Numbers of a vector, and how many of them are added up at once: as many as the registers hold.
+#if defined(__AVX512F__)
+constexpr int W = 16, ROWS = 6, VECTORS = 4;
+#elif defined(__AVX2__)
+constexpr int W = 8, ROWS = 6, VECTORS = 2;
+#elif defined(__aarch64__)
+constexpr int W = 4, ROWS = 6, VECTORS = 4;
+#else
+constexpr int W = 4, ROWS = 6, VECTORS = 2;
+#endif
+
+constexpr int PANEL = W * VECTORS;
+// Rows of B that stay in the first cache while rows of A pass by.
+constexpr int DEPTH = 16384 / (4 * PANEL) < 64 ? 64 : 16384 / (4 * PANEL);
+
+typedef float vec __attribute__((vector_size(4 * W)));
+typedef float loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef int32_t mask __attribute__((vector_size(4 * W)));
+
+static inline vec load(const float *p) { return *reinterpret_cast<const loose *>(p); }
+static inline void store(float *p, vec x) { *reinterpret_cast<loose *>(p) = x; }
+static inline vec all(float x) {  // not 0 + x, which would be an addition
+#if defined(__AVX512F__)
+    return vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#elif defined(__AVX2__)
+    return vec{x, x, x, x, x, x, x, x};
+#else
+    return vec{x, x, x, x};
+#endif
+}
+static inline float sum(vec x) {
+    float total = 0;
+    for (int i = 0; i < W; i++) total += x[i];
+    return total;
+}
+static inline ptrdiff_t padded(ptrdiff_t n) { return (n + W - 1) / W * W; }
+
+// A matrix whose columns are in panels: element (i, n) is at data[n / PANEL * panel + i * row + n % PANEL].
+// By rows: panel = PANEL. Panel by panel: row = PANEL, panel = rows * PANEL.
+struct Matrix {
+    float *data;
+    ptrdiff_t row, panel;
+};
+
+// Rows that will be read next, brought nearer a few at a time while products are computed: rows of a head lie far from each other, so
+// that the processor does not see by itself where they go on.
+struct Ahead {
+    const char *row = nullptr;
+    ptrdiff_t stride = 0, size = 0, place = 0;
+    int64_t rows = 0;
+
+    Ahead() = default;
+    Ahead(const float *x, ptrdiff_t token, ptrdiff_t numbers, int64_t rows)
+        : row(reinterpret_cast<const char *>(x)), stride(4 * token), size(4 * numbers), rows(rows) {}
+    void some() {
+        for (int n = 0; n < 8 && rows > 0; n++) {
+            __builtin_prefetch(row + place, 0, 2);
+            if ((place += 64) >= size) place = 0, row += stride, rows--;
+        }
+    }
+};
+
+template <int M, int V>
+static inline void tile(ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdiff_t a_column, const float *b, ptrdiff_t b_row, float *c,
+                        ptrdiff_t c_row, bool add) {
+    vec total[M][V];
+#pragma GCC unroll 8
+    for (int i = 0; i < M; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < V; j++) total[i][j] = add ? load(c + i * c_row + j * W) : vec{};
+#pragma GCC unroll 4
+    for (ptrdiff_t k = 0; k < depth; k++) {
+        vec right[V];
+#pragma GCC unroll 8
+        for (int j = 0; j < V; j++) right[j] = load(b + k * b_row + j * W);
+#pragma GCC unroll 8
+        for (int i = 0; i < M; i++) {
+            const vec left = all(a[i * a_row + k * a_column]);
+#pragma GCC unroll 8
+            for (int j = 0; j < V; j++) total[i][j] += left * right[j];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < M; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < V; j++) store(c + i * c_row + j * W, total[i][j]);
+}
+
+template <int V>
+static void tiles(ptrdiff_t rows, ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdiff_t a_column, const float *b, ptrdiff_t b_row,
+                  float *c, ptrdiff_t c_row, bool add, Ahead &ahead) {
+    ptrdiff_t i = 0;
+    for (; i + ROWS <= rows; i += ROWS) {
+        ahead.some();
+        tile<ROWS, V>(depth, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, add);
+    }
+    a += i * a_row;
+    c += i * c_row;
+    switch (rows - i) {
+    case 1: return tile<1, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
+    case 2: return tile<2, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
+    case 3: return tile<3, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
+    case 4: return tile<4, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
+    case 5: return tile<5, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
+    }
+}
+
+// C = A B, or C += A B: rows x depth times depth x columns, where columns are a multiple of W. A has any strides, so it may be transposed.
+static void multiply(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdiff_t a_column, Matrix b,
+                     Matrix c, bool add, Ahead &&ahead = Ahead()) {
+    for (ptrdiff_t n = 0; n < columns; n += PANEL) {
+        const float *right = b.data + n / PANEL * b.panel;
+        float *out = c.data + n / PANEL * c.panel;
+        const ptrdiff_t vectors = (columns - n < PANEL ? columns - n : PANEL) / W;
+        for (ptrdiff_t k = 0; k < depth || k == 0; k += DEPTH) {
+            const ptrdiff_t some = depth - k < DEPTH ? depth - k : DEPTH;
+            const float *left = a + k * a_column, *under = right + k * b.row;
+            const bool on = add || k > 0;
+            switch (vectors) {
+            case 1: tiles<1>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, ahead); break;
+            case 2: tiles<2>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, ahead); break;
+            case 3: tiles<3>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, ahead); break;
+            default: tiles<VECTORS>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, ahead); break;
+            }
+        }
+    }
+}
+
+}  // namespace ISA

@@ -1,0 +1,20 @@
+// The kernel for one instruction set: compiled several times, with ISA its name and the compiler told what it may use.
+#include "passes.h"
+
+namespace ISA {
+
+template <int MAP>
+static const Kernels *table() {
+    static const Kernels kernels{absorb<MAP>, read<MAP>, read_back<MAP>, absorb_back<MAP>, scan<MAP>, scan_back<MAP>, step<MAP>};
+    return &kernels;
+}
+
+const Kernels *kernels(int64_t map) {
+    switch (map) {
+    case RELU_EPS: return table<RELU_EPS>();
+    case RELU: return table<RELU>();
+    default: return table<SQUARED_RELU>();
+    }
+}
+
+}  // namespace ISA

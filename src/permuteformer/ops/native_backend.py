@@ -1,0 +1,249 @@
+"""Linear attention by the CPU kernel, as operators of torch: with gradients, and known to torch.compile and torch.export."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from permuteformer.ops.backend import MAPS
+from permuteformer.ops.native import Kernel, load
+
+SHARED = "Tensor cycles, Tensor of_head, Tensor start, Tensor? positions, Tensor? shown, int map, bool normalize"
+OPERATORS = {
+    "total": f"(Tensor q, Tensor k, Tensor v, Tensor kv, Tensor z, {SHARED}) -> (Tensor, Tensor, Tensor)",
+    "total_back": (
+        f"(Tensor q, Tensor k, Tensor v, Tensor out, Tensor kv, Tensor z, {SHARED}, Tensor d_out, Tensor d_kv, Tensor d_z)"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ),
+    "scan": (
+        f"(Tensor q, Tensor k, Tensor v, Tensor kv, Tensor z, {SHARED}, Tensor? log_decay, bool keep) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+    "scan_back": (
+        f"(Tensor q, Tensor k, Tensor v, Tensor out, Tensor kv, Tensor z, {SHARED}, Tensor? log_decay, Tensor kept,"
+        " Tensor d_out, Tensor d_kv, Tensor d_z) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ),
+}
+
+_library = torch.library.Library("permuteformer", "DEF")
+for _name, _schema in OPERATORS.items():
+    _library.define(_name + _schema)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: Tensor,
+    z: Tensor,
+    *,
+    cycles: tuple[Tensor, Tensor] | None,
+    start: Tensor,
+    positions: Tensor | None,
+    shown: Tensor | None,
+    feature_map: str,
+    normalize: bool,
+    causal: bool,
+    log_decay: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output ``b h l v``, and the carry after the last token: ``b h m v`` and ``b h m``. All of them float32.
+
+    Args:
+        q: ``b h l m``, as k; v is ``b h l v``. Any strides.
+        kv: the carry before the first token, in the absolute frame.
+        z: of it the normaliser.
+        cycles: of a permutation whose cycles are contiguous: see ``Permute.rotation``.
+        start: ``b``: where counted positions begin.
+        positions: ``b l a`` or ``1 l a``, where they are given.
+        shown: ``b l`` bool.
+        feature_map: a name of ``backend.MAPS``.
+        normalize: divide by the sum of weights.
+        causal: see no key after the query.
+        log_decay: ``h``.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if cycles is None:
+        none = torch.zeros(q.shape[1] + 1, dtype=torch.int32)
+        cycles = none.new_zeros(0, 3), none
+    shared = (*cycles, start.contiguous(), positions, shown, MAPS[feature_map], normalize)
+    ops = torch.ops.permuteformer
+    if not causal:
+        out, kv, z = ops.total(q, k, v, kv.contiguous(), z.contiguous(), *shared)
+        return out, kv, z
+    inputs = (q, k, v, kv, z) if log_decay is None else (q, k, v, kv, z, log_decay)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    out, kv, z, _ = ops.scan(q, k, v, kv.contiguous(), z.contiguous(), *shared, log_decay, keep)
+    return out, kv, z
+
+
+class _Shared(NamedTuple):
+    """What all operators are given besides q, k, v and the carry, in their order."""
+
+    cycles: Tensor
+    of_head: Tensor
+    start: Tensor
+    positions: Tensor | None
+    shown: Tensor | None
+    map: int
+    normalize: bool
+
+
+class _Gradients(NamedTuple):
+    """Of the outputs, as they are given, and room for those of the inputs."""
+
+    d_out: Tensor
+    d_q: Tensor
+    d_k: Tensor
+    d_v: Tensor
+    d_kv: Tensor
+    d_z: Tensor
+    d_log_decay: Tensor | None = None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> _Gradients:
+        d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+        return cls(d_out, *(torch.empty_like(x) for x in (q, k, v)), *(x.clone(memory_format=torch.contiguous_format) for x in (d_kv, d_z)))
+
+
+def _call(
+    name: str,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    kv: Tensor,
+    z: Tensor,
+    shared: _Shared,
+    log_decay: Tensor | None = None,
+    kept: Tensor | None = None,
+    gradients: _Gradients | None = None,
+) -> None:
+    """Write the fields of ``struct Call``, and do what ``name`` says."""
+    kernel = load()
+    assert isinstance(kernel, Kernel), kernel
+    q, _, v = inputs
+    positions, shown = shared.positions, shared.shown
+    if positions is not None and positions.stride(-1) != 1 and positions.shape[-1] > 1:
+        positions = positions.contiguous()
+    if shown is not None and shown.stride(-1) != 1:
+        shown = shown.contiguous()
+    fields = [*q.shape, v.shape[-1], shared.map, int(shared.normalize), torch.get_num_threads()]
+    for x in (*inputs, out):
+        fields += x.data_ptr(), *x.stride()[:3]
+    fields += map(_place, (kv, z, shared.cycles, shared.of_head, shared.start))
+    fields += (0, 0, 0) if positions is None else (positions.data_ptr(), positions.stride(0) * (len(positions) > 1), positions.stride(1))
+    fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))
+    fields += _place(log_decay), _place(kept)
+    if gradients is None:
+        fields += [0] * (4 * 4 + 3)
+    else:
+        for x in gradients[:4]:
+            assert x is not None
+            fields += x.data_ptr(), *x.stride()[:3]
+        fields += map(_place, gradients[4:])
+    kernel(name, fields)
+
+
+def _place(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _output(v: Tensor) -> Tensor:
+    """``b h l v`` whose heads lie side by side, as the layer will want them."""
+    b, h, length, size = v.shape
+    return v.new_empty(b, length, h, size).transpose(1, 2)
+
+
+def _total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
+    out, kv, z = _output(v), kv.clone(), z.clone()
+    _call("total", (q, k, v), out, kv, z, _Shared(*shared))
+    return out, kv, z
+
+
+def _total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *shared, d_out, d_kv, d_z = rest
+    gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)
+    _call("total_back", (q, k, v), out, kv, z, _Shared(*shared), gradients=gradients)
+    return gradients[1:6]
+
+
+def _scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *shared, log_decay, keep = rest
+    out, kv, z, kept = _output(v), kv.clone(), z.clone(), _kept(q, v, keep)
+    _call("scan", (q, k, v), out, kv, z, _Shared(*shared), log_decay, kept if keep else None)
+    return out, kv, z, kept
+
+
+def _scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *shared, log_decay, kept, d_out, d_kv, d_z = rest
+    d_log = torch.zeros(q.shape[:2], dtype=torch.float64)
+    gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)._replace(d_log_decay=None if log_decay is None else d_log)
+    _call("scan_back", (q, k, v), out, kv, z, _Shared(*shared), log_decay, kept, gradients)
+    return *gradients[1:6], d_log.sum(0).float()
+
+
+def _kept(q: Tensor, v: Tensor, keep: bool) -> Tensor:
+    """Room for the carries that the backward pass starts from again."""
+    kernel = load()
+    tokens = kernel.block * kernel.group if isinstance(kernel, Kernel) else 1
+    b, h, length, m = q.shape
+    return q.new_empty(b, h, -(-length // tokens) if keep else 0, m * (v.shape[-1] + 1))
+
+
+def _fake_total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _output(v), torch.empty_like(kv), torch.empty_like(z)
+
+
+def _fake_total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return *(torch.empty_like(x) for x in (q, k, v)), kv.new_empty(kv.shape), z.new_empty(z.shape)
+
+
+def _fake_scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return *_fake_total(q, k, v, kv, z), _kept(q, v, rest[-1])
+
+
+def _fake_scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return *_fake_total_back(q, k, v, out, kv, z), q.new_empty(q.shape[1])
+
+
+def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, _, _, *shared = inputs
+    ctx.save_for_backward(q, k, v, *output, *(x for x in shared if isinstance(x, Tensor)))
+    ctx.shared = [None if isinstance(x, Tensor) else (x,) for x in shared]
+
+
+def _back_total(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, out, kv, z, *tensors = ctx.saved_tensors
+    shared = _again(ctx.shared, tensors)
+    d = torch.ops.permuteformer.total_back(q, k, v, out, kv, z, *shared, d_out, d_kv, d_z)
+    return *d, *(None,) * len(shared)
+
+
+def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, _, _, *shared, _ = inputs
+    ctx.save_for_backward(q, k, v, *output, *(x for x in shared if isinstance(x, Tensor)))
+    ctx.shared = [None if isinstance(x, Tensor) else (x,) for x in shared]
+    ctx.mark_non_differentiable(output[3])
+
+
+def _back_scan(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    q, k, v, out, kv, z, kept, *tensors = ctx.saved_tensors
+    *shared, log_decay = _again(ctx.shared, tensors)
+    *d, d_log = torch.ops.permuteformer.scan_back(q, k, v, out, kv, z, *shared, log_decay, kept, d_out, d_kv, d_z)
+    return *d, *(None,) * len(shared), None if log_decay is None else d_log, None
+
+
+def _again(places: list[Any], tensors: list[Tensor]) -> list[Any]:
+    left = iter(tensors)
+    return [next(left) if place is None else place[0] for place in places]
+
+
+for _name, _real, _fake in (
+    ("total", _total, _fake_total),
+    ("total_back", _total_back, _fake_total_back),
+    ("scan", _scan, _fake_scan),
+    ("scan_back", _scan_back, _fake_scan_back),
+):
+    _library.impl(_name, _real, "CPU")
+    torch.library.register_fake(f"permuteformer::{_name}", _fake, lib=_library)
+torch.library.register_autograd("permuteformer::total", _back_total, setup_context=_keep_total, lib=_library)
+torch.library.register_autograd("permuteformer::scan", _back_scan, setup_context=_keep_scan, lib=_library)

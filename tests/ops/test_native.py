@@ -1,0 +1,342 @@
+"""The CPU kernel computes what PyTorch computes in float64, which ``test_linear.py`` compares with the paper."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from checks import assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from permuteformer.ops import native, reference
+from permuteformer.ops.backend import MAPS, VARIABLE
+from permuteformer.ops.feature_map import FEATURE_MAPS, elu, relu_eps
+from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.native import load
+from permuteformer.positions.permute import Permute
+
+KERNEL = load()
+pytestmark = pytest.mark.skipif(isinstance(KERNEL, str), reason=str(KERNEL))
+SETS = [] if isinstance(KERNEL, str) else KERNEL.instruction_sets
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request):
+    KERNEL.use(request.param)
+    yield request.param
+    KERNEL.use(SETS[0])
+
+
+def tensors(b, h, length, m, d):
+    """q, k, v as a projection gives them: ``b l h d`` seen as ``b h l d``."""
+    return [torch.randn(b, length, h, size).transpose(1, 2) for size in (m, m, d)]
+
+
+def decay_of(h):
+    return torch.tensor([math.log(0.97) * n for n in range(h)])  # the first does not decay
+
+
+def attend(q, k, v, backend, dtype, gradients=None, log_decay=None, state=None, **arguments):
+    """Outputs and gradients of everything: a list of tensors."""
+    inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+    if log_decay is not None:
+        inputs.append(log_decay.to(dtype).requires_grad_())
+        arguments["log_decay"] = inputs[-1]
+    if state is not None:
+        kv, z = (x.to(dtype).requires_grad_() for x in state[:2])
+        inputs += [kv, z]
+        state = state._replace(kv=kv, z=z)
+    arguments = {"feature_map": relu_eps, **arguments}
+    out, after = linear_attention(*inputs[:3], backend=backend, state=state, **arguments)
+    outputs = [out, after.kv, after.z]
+    if gradients is None:
+        return [x.detach() for x in outputs]
+    found = torch.autograd.grad(outputs, inputs, [g.to(dtype) for g in gradients])
+    return [x.detach() for x in (*outputs, *found)]
+
+
+def assert_same(q, k, v, **arguments):
+    """What the kernel gives is what PyTorch gives in float64, nearly as well as PyTorch's own float32.
+
+    But for the output of hidden tokens, which means nothing.
+    """
+    b, h, _, m = q.shape
+    mask = arguments.get("key_mask")
+    gradients = [torch.randn(v.shape), torch.randn(b, h, m, v.shape[-1]), torch.randn(b, h, m)]
+    if mask is not None:
+        gradients[0] = gradients[0].masked_fill(~mask[:, None, :, None], 0)
+    exact, rounded, found = (
+        attend(q, k, v, backend, dtype, gradients, **arguments)
+        for backend, dtype in (("torch", torch.float64), ("torch", torch.float32), ("native", torch.float32))
+    )
+    if mask is not None:
+        for outputs in (exact, rounded, found):
+            outputs[0] = outputs[0].masked_fill(~mask[:, None, :, None], 0)
+    for theirs, other, ours in zip(exact, rounded, found, strict=True):
+        size = theirs.abs().max().clamp(min=1)  # sums of many tokens are rounded at their own size
+        error, usual = ((x.double() - theirs).abs().max() for x in (ours, other))
+        assert error <= 1e-6 * size + 5 * usual, (float(error), float(usual))
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 130, 1025, 2049])
+@pytest.mark.parametrize(("causal", "decays"), [(False, False), (True, False), (True, True)], ids=["bidirectional", "causal", "decay"])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_it_is_what_torch_computes(instruction_set, length, causal, decays, masked):
+    q, k, v = tensors(2, 3, length, 13, 5)
+    mask = torch.rand(2, length) > 0.3 if masked else None
+    assert_same(q, k, v, transform=Permute(3, 13), causal=causal, log_decay=decay_of(3) if decays else None, key_mask=mask)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.integers(1, 150), st.integers(1, 70), st.integers(1, 70),
+    st.booleans(), st.booleans(), st.booleans(), st.sampled_from(sorted(MAPS)), st.integers(1, 3), st.booleans(), st.integers(0, 10**6),
+)  # fmt: skip
+def test_any_sizes(b, h, length, m, d, causal, decays, masked, name, axes, normalize, seed):
+    torch.manual_seed(seed)
+    q, k, v = tensors(b, h, length, m, d)
+    q, k = (torch.where(x.abs() < 0.1, 0.1, x) for x in (q, k))  # sums of weights so small that rounding is all there is tell nothing
+    axes = min(axes, m)
+    positions = torch.randint(-(10**12), 10**12, (b, length, axes)) if axes > 1 or seed % 2 else None
+    assert_same(
+        q,
+        k,
+        v,
+        feature_map=FEATURE_MAPS[name],
+        transform=Permute(h, m, axes) if seed % 3 else None,
+        positions=positions,
+        causal=causal,
+        log_decay=decay_of(h) if decays and causal else None,
+        key_mask=torch.rand(b, length) > 0.4 if masked else None,
+        normalize=normalize,
+    )
+
+
+def test_it_is_the_paper():
+    encoding = Permute(2, 10)
+    q, k, v = tensors(2, 2, 40, 10, 4)
+    out, _ = linear_attention(
+        q, k, v, feature_map=relu_eps, transform=encoding, causal=True, log_decay=torch.tensor([0.5, 0.9]).log(), backend="native"
+    )
+    positions = torch.arange(40).view(1, -1, 1).expand(2, -1, -1)
+    expected = reference.attention(
+        q.double(),
+        k.double(),
+        v.double(),
+        permutations=[encoding.permutation],
+        positions=positions,
+        visible=torch.ones(40, 40, dtype=torch.bool).tril(),
+        feature_map=relu_eps,
+        decay=torch.tensor([0.5, 0.9], dtype=torch.float64),
+    )
+    assert_close(out, expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_any_strides(causal):
+    """Whatever way they lie in memory, and whatever is beside them."""
+    base = torch.randn(2, 90, 3, 40)
+    ways = [
+        base.transpose(1, 2),
+        base.permute(0, 2, 1, 3).contiguous(),
+        base[..., 5:29].transpose(1, 2),
+        base[:, ::3, :, ::2].transpose(1, 2),
+    ]
+    ways.append(base[:1].expand(2, -1, -1, -1).transpose(1, 2))
+    for x in ways:
+        assert_same(x, x.flip(2), x[..., :7], transform=Permute(3, x.shape[-1]), causal=causal)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("causal", [False, True])
+def test_threads_change_nothing(threads, causal):
+    q, k, v = tensors(1, 3, 5000, 16, 8)
+    gradients = [torch.randn(v.shape), torch.randn(1, 3, 16, 8), torch.randn(1, 3, 16)]
+    arguments = {"transform": Permute(3, 16), "causal": causal, "log_decay": decay_of(3) if causal else None}
+    torch.set_num_threads(1)
+    expected = attend(q, k, v, "native", torch.float32, gradients, **arguments)
+    torch.set_num_threads(threads)
+    for ours, one in zip(attend(q, k, v, "native", torch.float32, gradients, **arguments), expected, strict=True):
+        assert torch.equal(ours, one)
+
+
+@pytest.mark.parametrize("length", [100_003])
+@pytest.mark.parametrize("causal", [False, True])
+def test_long(length, causal):
+    q, k, v = tensors(1, 1, length, 8, 4)
+    mask = torch.rand(1, length) > 0.1
+    assert_same(q, k, v, transform=Permute(1, 8), causal=causal, log_decay=torch.tensor([-1e-3]) if causal else None, key_mask=mask)
+
+
+@pytest.mark.parametrize("split", [1, 17, 64, 99])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_state_goes_on_in_either_backend(split, masked):
+    q, k, v = tensors(2, 2, 100, 12, 6)
+    mask = torch.rand(2, 100) > 0.3 if masked else None
+    arguments = {"feature_map": relu_eps, "transform": Permute(2, 12), "causal": True, "log_decay": decay_of(2)}
+    whole, end = linear_attention(q, k, v, key_mask=mask, backend="torch", **arguments)
+    shown = torch.ones(2, 100, dtype=torch.bool) if mask is None else mask
+    for first, second in itertools.product(("native", "torch"), repeat=2):
+        out, state = [], None
+        for part, backend in ((slice(0, split), first), (slice(split, 100), second)):
+            of_part = None if mask is None else mask[:, part]
+            y, state = linear_attention(
+                q[:, :, part], k[:, :, part], v[:, :, part], key_mask=of_part, state=state, backend=backend, **arguments
+            )
+            out.append(y)
+        hidden = ~shown[:, None, :, None]
+        assert_close(torch.cat(out, dim=2).masked_fill(hidden, 0), whole.masked_fill(hidden, 0))
+        assert_close(state.kv, end.kv)
+        assert torch.equal(state.next_position, end.next_position)
+
+
+def test_gradients_of_a_state():
+    q, k, v = tensors(2, 2, 80, 12, 6)
+    _, state = linear_attention(q, k, v, feature_map=relu_eps, transform=Permute(2, 12), causal=True)
+    for causal in (False, True):
+        assert_same(q, k, v, transform=Permute(2, 12), causal=causal, state=state, log_decay=decay_of(2) if causal else None)
+
+
+def test_one_token_at_a_time():
+    q, k, v = tensors(2, 2, 50, 12, 6)
+    arguments = {"feature_map": relu_eps, "transform": Permute(2, 12), "causal": True, "log_decay": decay_of(2), "backend": "native"}
+    whole, _ = linear_attention(q, k, v, **arguments)
+    state, out = None, []
+    for t in range(50):
+        y, state = linear_attention(*(x[:, :, t : t + 1] for x in (q, k, v)), state=state, **arguments)
+        out.append(y)
+    assert_close(torch.cat(out, dim=2), whole)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 13, 63, 64, 99])
+def test_what_is_not_finite_is_seen_by_those_who_see_it(bad, place):
+    for spoilt in range(3):
+        x = tensors(2, 2, 100, 12, 6)
+        arguments = {"feature_map": relu_eps, "transform": Permute(2, 12), "causal": True, "backend": "native"}
+        clean, _ = linear_attention(*x, **arguments)
+        x[spoilt][0, 0, place] = bad
+        out, _ = linear_attention(*x, **arguments)
+        assert torch.equal(out[1], clean[1])
+        assert torch.equal(out[0, 1], clean[0, 1])
+        assert torch.equal(out[0, 0, :place], clean[0, 0, :place])
+        assert not out[0, 0, place].isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_hidden_tokens_may_hold_anything(causal):
+    x = tensors(2, 2, 90, 12, 6)
+    mask = torch.rand(2, 90) > 0.4
+    arguments = {"feature_map": relu_eps, "transform": Permute(2, 12), "causal": causal, "key_mask": mask, "backend": "native"}
+    clean, _ = linear_attention(*x, **arguments)
+    spoilt = [t.clone().masked_fill(~mask[:, None, :, None], math.nan).requires_grad_() for t in x]
+    out, _ = linear_attention(*spoilt, **arguments)
+    shown = mask[:, None, :, None]
+    assert torch.equal(out.masked_fill(~shown, 0), clean.masked_fill(~shown, 0))
+    torch.where(shown, out, 0).sum().backward()
+    for t in spoilt:
+        assert t.grad.isfinite().all()
+        assert (t.grad.masked_fill(shown, 0) == 0).all()
+
+
+def test_nobody_is_seen():
+    q, k, v = tensors(1, 2, 70, 12, 6)
+    mask = torch.zeros(1, 70, dtype=torch.bool)
+    for causal in (False, True):
+        out, state = linear_attention(q, k, v, feature_map=relu_eps, causal=causal, key_mask=mask, backend="native")
+        assert (out == 0).all()
+        assert (state.kv == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype):
+    q, k, v = (x.to(dtype) for x in tensors(1, 2, 70, 12, 6))
+    arguments = {"feature_map": relu_eps, "transform": Permute(2, 12), "causal": True}
+    ours, theirs = (linear_attention(q, k, v, backend=backend, **arguments)[0] for backend in ("native", "torch"))
+    assert ours.dtype == dtype
+    assert_close(ours, theirs)
+
+
+def test_the_operators_are_what_torch_asks_of_operators():
+    x = [t.requires_grad_() for t in tensors(1, 2, 70, 12, 6)]
+    carry = torch.zeros(1, 2, 12, 6), torch.zeros(1, 2, 12)
+    cycles, ends = Permute(2, 12).rotation()
+    shared = (cycles, ends, torch.zeros(1, dtype=torch.int64), None, torch.rand(1, 70) > 0.2, 0, True)
+    torch.library.opcheck(torch.ops.permuteformer.total, (*x, *carry, *shared))
+    torch.library.opcheck(torch.ops.permuteformer.scan, (*x, *carry, *shared, decay_of(2).requires_grad_(), True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_compiled_and_exported(causal):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoding = Permute(2, 12)
+
+        def forward(self, q, k, v):
+            return linear_attention(q, k, v, feature_map=relu_eps, transform=self.encoding, causal=causal, backend="native")[0] * 2
+
+    model, x = Model(), tensors(1, 2, 70, 12, 6)
+    expected = model(*x)
+    assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(*x), expected)
+    program = torch.export.export(model, tuple(x))
+    assert any("permuteformer" in part.code for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
+    assert_close(program.module()(*x), expected)
+
+
+def test_autocast():
+    q, k, v = tensors(1, 2, 70, 12, 6)
+    expected, _ = linear_attention(q, k, v, feature_map=relu_eps, backend="native")
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = linear_attention(q, k, v, feature_map=relu_eps, backend="native")
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"feature_map": elu}, "it has the feature maps relu_eps, relu, squared_relu, and this is elu"),
+        ({"segments": torch.zeros(1, 9, dtype=torch.int64)}, "it does not know segments"),
+        ({"plain_normalizer": True}, "it does not know plain_normalizer"),
+        ({"chunk_size": 4}, "chunk_size is given"),
+        ({"transform": Permute(2, 4, permutation=torch.tensor([[2, 3, 0, 1], [1, 0, 3, 2]]))}, "whose cycles are contiguous"),
+    ],
+)
+def test_what_it_cannot_do_it_says(arguments, words):
+    q, k, v = tensors(1, 2, 9, 4, 4)
+    arguments = {"feature_map": relu_eps, **arguments}
+    with pytest.raises(ValueError, match=f"backend 'native' cannot be used here: .*{words}"):
+        linear_attention(q, k, v, backend="native", **arguments)
+    linear_attention(q, k, v, **arguments)  # and PyTorch does it
+
+
+def test_the_environment_chooses(monkeypatch):
+    q, k, v = tensors(1, 2, 9, 4, 4)
+    monkeypatch.setenv(VARIABLE, "native")
+    with pytest.raises(ValueError, match="cannot be used here"):
+        linear_attention(q, k, v, feature_map=elu)
+    monkeypatch.setenv(VARIABLE, "fast")
+    with pytest.raises(ValueError, match="PERMUTEFORMER_BACKEND must be one of auto, native, torch; it is 'fast'"):
+        linear_attention(q, k, v, feature_map=relu_eps)
+
+
+def test_a_kernel_that_does_not_load_is_no_end(tmp_path, monkeypatch):
+    broken = tmp_path / "_kernel.so"
+    broken.write_bytes(b"no library")
+    for path, words in ((broken, "it does not load"), (tmp_path / "none.so", "it was not built")):
+        monkeypatch.setattr(native, "FILE", path)
+        load.cache_clear()
+        try:
+            assert words in load()
+            q, k, v = tensors(1, 2, 9, 4, 4)
+            linear_attention(q, k, v, feature_map=relu_eps)
+            with pytest.raises(ValueError, match=words):
+                linear_attention(q, k, v, feature_map=relu_eps, backend="native")
+        finally:
+            load.cache_clear()
+
+
+def test_an_unknown_instruction_set_is_refused():
+    with pytest.raises(ValueError, match=r"instruction set must be one of .*baseline; it is 'mmx'"):
+        KERNEL.use("mmx")

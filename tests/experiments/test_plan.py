@@ -1,13 +1,16 @@
 """The plans: the paper's appendix is in them, names lead to work, and every model exists."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from permuteformer.experiments import PLANS, Experiment, Measurement, published
+from permuteformer.experiments import PLANS, Experiment, Measurement, published, small, tuning
 from permuteformer.experiments.own import defaults
 
+RESULTS = Path(__file__).parents[2] / "results" / "experiments"
 APPENDIX = {
     "text": (16, 10, 1e-5, 4000),
     "retrieval": (32, 10, 2e-4, 1000),
@@ -74,6 +77,18 @@ def test_settings_of_all_training_can_be_changed():
     assert {cell.work.precision for cell in plan.cells(["1", "4"])} == {"bfloat16"}
     assert plan.cells(["2"]) == PLANS["small"].cells(["2"])
     assert PLANS["small"].changed({}) is PLANS["small"]
+
+
+def test_small_has_the_rates_that_were_found():
+    """On the Transformer row, by the loss on the validation split."""
+    found = {}
+    for line in (RESULTS / "tuning" / "results.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        task, loss = record["table"].removeprefix("rates-"), record["result"]["validation"]["loss"]
+        assert record["row"] == "transformer"
+        found.setdefault(task, {})[loss] = record["experiment"]["learning_rate"]
+    assert {task: rates[min(rates)] for task, rates in found.items()} == small.RATES
+    assert all(len(rates) == len(tuning.RATES) for rates in found.values())
 
 
 def test_figures_and_lengths_are_drawn_from_table_4():

@@ -15,7 +15,6 @@ BUILD = "import sys; from pathlib import Path; import hatch_build as h; h.build(
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_sanitizers_find_nothing(tmp_path):
-    pytest.importorskip("hatchling")
     kernel = str(tmp_path / "_kernel.so")
     subprocess.run([sys.executable, "-c", BUILD, kernel, *FLAGS], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     found = (

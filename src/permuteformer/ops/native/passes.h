@@ -45,6 +45,8 @@ struct Walk {
         if (!positions) place += count_shown(0, begin);
     }
     bool is_shown(int64_t t) const { return !shown || shown[t]; }
+    // Whether a vector that begins in row t of x may end behind the last row.
+    bool is_near_end(int64_t t, int64_t token) const { return (call->length - 1 - t) * token < W; }
     int64_t count_shown(int64_t begin, int64_t end) const {
         if (!shown) return end - begin;
         int64_t found = 0;
@@ -145,7 +147,7 @@ static void fill(const Sizes &s, const Walk &walk, Turn *turns, const float *x, 
     f -= begin * s.f_row;
     walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, int64_t shift) {
         const ptrdiff_t first = cycle.begin, length = cycle.length;
-        const bool careful = first + length + W > s.m && (t + 1 == walk.call->length || token < s.m);
+        const bool careful = first + length + W > s.m && walk.is_near_end(t, token);
         const float *from = x + t * token + first;
         float *to = f + t * s.f_row + first;
         map_run<MAP>(from + shift, to, length - shift, careful);
@@ -179,7 +181,7 @@ static void back(const Sizes &s, const Walk &walk, Turn *turns, const float *x, 
     room -= begin * s.f_row;
     walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, int64_t shift) {
         const ptrdiff_t first = cycle.begin, length = cycle.length;
-        const bool careful = first + length + W > s.m && (t + 1 == walk.call->length || token < s.m);
+        const bool careful = first + length + W > s.m && walk.is_near_end(t, token);
         const float *from = x + t * token + first, *d = df + t * s.f_row + first;
         float *to = room + t * s.f_row + first;
         back_run<MAP>(from, d + length - shift, to, shift, careful);

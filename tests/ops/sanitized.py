@@ -11,26 +11,32 @@ from permuteformer.ops.feature_map import relu_eps
 from permuteformer.ops.linear import linear_attention
 from permuteformer.positions.permute import Permute
 
-native.FILE = Path(sys.argv[1])
-kernel = native.load()
-assert not isinstance(kernel, str), kernel
-torch.manual_seed(0)
-for name, length, (m, d), causal, masked in itertools.product(
-    kernel.instruction_sets, (1, 7, 130), ((5, 3), (37, 70)), (False, True), (False, True)
-):
-    kernel.use(name)
-    q, k, v = (torch.randn(1, 2, length, size, requires_grad=True) for size in (m, m, d))
-    out, state = linear_attention(
-        q,
-        k,
-        v,
-        feature_map=relu_eps,
-        transform=Permute(2, m),
-        causal=causal,
-        log_decay=torch.full((2,), -0.1, requires_grad=True) if causal else None,
-        key_mask=torch.rand(1, length) > 0.3 if masked else None,
-        backend="native",
-    )
-    (out.sum() + state.kv.sum()).backward()
-    with torch.no_grad():
-        linear_attention(q, k, v, feature_map=relu_eps, causal=causal, backend="native")
+
+def main():
+    native.FILE = Path(sys.argv[1])
+    kernel = native.load()
+    assert not isinstance(kernel, str), kernel
+    torch.manual_seed(0)
+    for name, length, (m, d), causal, masked in itertools.product(
+        kernel.instruction_sets, (1, 7, 130), ((5, 3), (37, 70)), (False, True), (False, True)
+    ):
+        kernel.use(name)
+        q, k, v = (torch.randn(1, 2, length, size, requires_grad=True) for size in (m, m, d))
+        out, state = linear_attention(
+            q,
+            k,
+            v,
+            feature_map=relu_eps,
+            transform=Permute(2, m),
+            causal=causal,
+            log_decay=torch.full((2,), -0.1, requires_grad=True) if causal else None,
+            key_mask=torch.rand(1, length) > 0.3 if masked else None,
+            backend="native",
+        )
+        (out.sum() + state.kv.sum()).backward()
+        with torch.no_grad():
+            linear_attention(q, k, v, feature_map=relu_eps, causal=causal, backend="native")
+
+
+if __name__ == "__main__":
+    main()

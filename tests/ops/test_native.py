@@ -326,7 +326,7 @@ def test_a_kernel_that_does_not_load_is_no_end(tmp_path, monkeypatch):
     broken.write_bytes(b"no library")
     for path, words in ((broken, "it does not load"), (tmp_path / "none.so", "it was not built")):
         monkeypatch.setattr(native, "FILE", path)
-        load.cache_clear()
+        native.forget()
         try:
             assert words in load()
             q, k, v = tensors(1, 2, 9, 4, 4)
@@ -334,7 +334,7 @@ def test_a_kernel_that_does_not_load_is_no_end(tmp_path, monkeypatch):
             with pytest.raises(ValueError, match=words):
                 linear_attention(q, k, v, feature_map=relu_eps, backend="native")
         finally:
-            load.cache_clear()
+            native.forget()
 
 
 def test_an_unknown_instruction_set_is_refused():

@@ -12,6 +12,7 @@ from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append,
 from permuteformer.ops.checks import check_whole, without_autocast
 from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
 from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.native import load
 from permuteformer.positions.base import Copy, PositionEncoding
 from permuteformer.registry import unknown
 
@@ -69,6 +70,7 @@ class LinearAttention(Attention):
         if chunk_size is not None:
             check_whole(chunk_size=chunk_size)
         self.chunk_size = chunk_size
+        load()
         if needs_projection(self.feature_map):
             self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size, dtype=torch.float32))
         self.reset()

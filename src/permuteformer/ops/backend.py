@@ -78,10 +78,5 @@ def _why_not(
         return f"it does not know {which}"
     if chunk_size is not None:
         return "it chooses its blocks itself, and chunk_size is given"
-    return str(_why_not_loaded())
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _why_not_loaded() -> str:
     found = load()
     return found if isinstance(found, str) else ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from functools import cache
 from pathlib import Path
 
 FILE = Path(__file__).with_name("_kernel.so")
@@ -67,9 +66,27 @@ class Kernel:
             raise ValueError(f"instruction set must be one of {', '.join(self.instruction_sets)}; it is {name!r}")
 
 
-@cache
+_found: Kernel | str | None = None
+
+
 def load() -> Kernel | str:
-    """The kernel, or why there is none. Torch is to be imported before, so that both have one pool of threads."""
+    """The kernel, or why there is none. Torch is to be imported before, so that both have one pool of threads.
+
+    It is looked for once. torch.compile cannot trace the looking: layers call this when they are made.
+    """
+    global _found
+    if _found is None:
+        _found = _look()
+    return _found
+
+
+def forget() -> None:
+    """Look for the kernel anew at the next call: for tests."""
+    global _found
+    _found = None
+
+
+def _look() -> Kernel | str:
     if not FILE.is_file():
         return "it was not built: install the package again where there is a C++ compiler"
     try:

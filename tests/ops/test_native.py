@@ -299,7 +299,7 @@ def test_autocast():
         ({"feature_map": elu}, "it has the feature maps relu_eps, relu, squared_relu, and this is elu"),
         ({"segments": torch.zeros(1, 9, dtype=torch.int64)}, "it does not know segments"),
         ({"plain_normalizer": True}, "it does not know plain_normalizer"),
-        ({"chunk_size": 4}, "chunk_size is given"),
+        ({"chunk_size": 4}, "it does not know chunk_size"),
         ({"transform": Permute(2, 4, permutation=torch.tensor([[2, 3, 0, 1], [1, 0, 3, 2]]))}, "whose cycles are contiguous"),
     ],
 )
@@ -309,6 +309,26 @@ def test_what_it_cannot_do_it_says(arguments, words):
     with pytest.raises(ValueError, match=f"backend 'native' cannot be used here: .*{words}"):
         linear_attention(q, k, v, backend="native", **arguments)
     linear_attention(q, k, v, **arguments)  # and PyTorch does it
+
+
+def test_a_permutation_of_ones_own_is_not_taken_for_ours():
+    class Doubling(Permute):
+        def transform(self, x, tables):
+            return 2 * super().transform(x, tables)
+
+    q, k, v = tensors(1, 2, 9, 4, 4)
+    arguments = {"feature_map": relu_eps, "causal": True, "normalize": False}
+    plain, own = (linear_attention(q, k, v, transform=kind(2, 4), **arguments)[0] for kind in (Permute, Doubling))
+    assert_close(own, 4 * plain)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_second_derivative_is_refused(causal):
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 9, 4, 4))
+    out, _ = linear_attention(q, k, v, feature_map=relu_eps, causal=causal, backend="native")
+    (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 def test_the_environment_chooses(monkeypatch):

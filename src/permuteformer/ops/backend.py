@@ -32,38 +32,18 @@ def in_use() -> str:
     return "torch" if isinstance(kernel, str) or asked(None) == "torch" else f"native {kernel.instruction_set}"
 
 
-def use_native(
-    backend: str | None,
-    v: Tensor,
-    feature_map: Callable[..., Tensor],
-    rotation: tuple[Tensor, Tensor] | None,
-    transform: Any,
-    *,
-    two_sided: bool,
-    segments: Tensor | None,
-    plain_normalizer: bool,
-    chunk_size: int | None,
-) -> bool:
-    """Whether the kernel computes this call. Where it was asked for and cannot, raises and says why."""
+def use_native(backend: str | None, why_not: str) -> bool:
+    """Whether the kernel computes a call, given why it cannot (``why_not_native``). Where it was asked for and cannot, raises."""
     wanted = asked(backend)
-    if wanted == "torch":
-        return False
-    reason = _why_not(v, feature_map, rotation, transform, two_sided, segments, plain_normalizer, chunk_size)
-    if reason and wanted == "native":
-        raise ValueError(f"backend 'native' cannot be used here: {reason}; use 'auto' or 'torch'")
-    return not reason
+    if why_not and wanted == "native":
+        raise ValueError(f"backend 'native' cannot be used here: {why_not}; use 'auto' or 'torch'")
+    return not why_not and wanted != "torch"
 
 
-def _why_not(
-    v: Tensor,
-    feature_map: Callable[..., Tensor],
-    rotation: tuple[Tensor, Tensor] | None,
-    transform: Any,
-    two_sided: bool,
-    segments: Tensor | None,
-    plain_normalizer: bool,
-    chunk_size: int | None,
+def why_not_native(
+    v: Tensor, feature_map: Callable[..., Tensor], transform: Any, rotation: tuple[Tensor, Tensor] | None, **unknown: bool
 ) -> str:
+    """Why the kernel cannot compute a call; nothing where it can. ``unknown``: what it does not know, and whether the call asks for it."""
     name = getattr(feature_map, "__name__", "")
     if v.device.type != "cpu":
         return f"it is for the CPU, and tensors are on {v.device.type}"
@@ -73,10 +53,8 @@ def _why_not(
         return f"it has the feature maps {', '.join(MAPS)}, and this is {name or repr(feature_map)}"
     if transform is not None and rotation is None:
         return "of encodings it has permutations whose cycles are contiguous"
-    if two_sided or segments is not None or plain_normalizer:
-        which = "two_sided" if two_sided else "segments" if segments is not None else "plain_normalizer"
-        return f"it does not know {which}"
-    if chunk_size is not None:
-        return "it chooses its blocks itself, and chunk_size is given"
+    for argument, is_asked in unknown.items():
+        if is_asked:
+            return f"it does not know {argument}"
     found = load()
     return found if isinstance(found, str) else ""

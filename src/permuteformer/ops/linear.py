@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.ops import native_backend, torch_backend
-from permuteformer.ops.backend import use_native
+from permuteformer.ops.backend import use_native, why_not_native
 from permuteformer.ops.blocks import Blocks, Carry, Transform, decay_powers, transport
 from permuteformer.ops.checks import (
     can_look_at,
@@ -120,17 +120,17 @@ def linear_attention(
             segments = _continued(segments, ends, state)
         next_position = _next_position(start, length, positions, key_mask, ends)
         rotation = None if transform is None else transform.rotation()
-        if use_native(
-            backend,
+        why_not = why_not_native(
             v,
             feature_map,
-            rotation,
             transform,
+            rotation,
             two_sided=two_sided,
-            segments=segments,
+            segments=segments is not None,
             plain_normalizer=plain_normalizer,
-            chunk_size=chunk_size,
-        ):
+            chunk_size=chunk_size is not None,
+        )
+        if use_native(backend, why_not):
             out, kv, z = native_backend.attend(
                 q.to(dtype),
                 k.to(dtype),

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from permuteformer.ops.backend import MAPS
 from permuteformer.ops.native import Kernel, load
@@ -211,6 +212,7 @@ def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
     ctx.shared = [None if isinstance(x, Tensor) else (x,) for x in shared]
 
 
+@once_differentiable
 def _back_total(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, out, kv, z, *tensors = ctx.saved_tensors
     shared = _again(ctx.shared, tensors)
@@ -225,6 +227,7 @@ def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     ctx.mark_non_differentiable(output[3])
 
 
+@once_differentiable
 def _back_scan(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     q, k, v, out, kv, z, kept, *tensors = ctx.saved_tensors
     *shared, log_decay = _again(ctx.shared, tensors)

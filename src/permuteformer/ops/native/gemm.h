@@ -25,7 +25,6 @@ constexpr int DEPTH = 16384 / (4 * PANEL) < 64 ? 64 : 16384 / (4 * PANEL);
 
 typedef float vec __attribute__((vector_size(4 * W)));
 typedef float loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
-typedef int32_t mask __attribute__((vector_size(4 * W)));
 
 static inline vec load(const float *p) { return *reinterpret_cast<const loose *>(p); }
 static inline void store(float *p, vec x) { *reinterpret_cast<loose *>(p) = x; }

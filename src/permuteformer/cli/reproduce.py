@@ -132,7 +132,8 @@ def _show_plan(todo: list[Job], at_once: int, data: str | None) -> None:
         memory = "?" if guess.memory_bytes is None else sign + size_in_words(guess.memory_bytes)
         shown.add_row(job.cell.name, Text(state, style="green"), time, memory)
     console.print(shown)
-    say("~ is an estimate from the work and this machine's rate of matrix products; without it, a run of the same row took so long")
+    say("~ is an estimate from the work and this machine's rate of matrix products, of data that is not there as if it were the official;")
+    say("without it, a run of the same row took so long")
     left = sum(not job.result for job in todo)
     seconds = training / at_once + measuring
     say(f"{left} of {len(todo)} to run" + (f", about {duration(seconds)} with {at_once} at a time" if seconds else ""))

@@ -80,7 +80,7 @@ def _of_paper(table: str, preset: str, groups: Sequence[Group]) -> Table:
             add_ratios(cells, names, column)
     by_place = {(group.row, group.column): group.first for group in groups}
     agreement = compare(
-        Standing(column.title, row.leads[0], (cell.mean, cell.deviation or _sampling(cell, by_place[row.name, column.name])), cell.paper)
+        Standing(column.title, row.leads[0], (cell.mean, _deviation(cell, by_place[row.name, column.name])), cell.paper)
         for column in columns
         if column.name != "average"
         for row in rows
@@ -137,8 +137,10 @@ def _average(
     return [Column("average", COLUMN_TITLES["average"], quantity)] if any(column == "average" for _, column in cells) else []
 
 
-def _sampling(cell: Cell, record: Record) -> float | None:
-    """The standard error that an accuracy in percent has because so many items were tested, for a row of one seed."""
+def _deviation(cell: Cell, record: Record) -> float | None:
+    """Over seeds; of one seed, the standard error that an accuracy in percent has because so many items were tested."""
+    if cell.deviation is not None:
+        return cell.deviation
     items = number(record.work.get("test_items"))
     if record.metric != "accuracy" or not items or cell.mean is None or not 0 <= cell.mean <= 100:
         return None

@@ -227,8 +227,8 @@ class Trainer:
         items = experiment.validation_items if split == "validation" else experiment.test_items
         size = experiment.evaluation_batch_size or experiment.batch_size
         if task is not self.task:  # of longer windows fewer, so that as many tokens are scored, in as much memory
-            share = self.task.max_length / task.max_length
-            size, items = max(int(size * share), 1), None if items is None else max(int(items * share), 1)
+            here, there = self.task.max_length, task.max_length
+            size, items = max(size * here // there, 1), None if items is None else max(items * here // there, 1)
         with self.display.evaluating(split, len(chosen(len(task.dataset(split)), items))) as bar:
             return evaluate(
                 self.updater.bare,

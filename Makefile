@@ -5,7 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test slow format clean
+.PHONY: run test slow bench format clean
 
 run: .venv/run
 	$(BIN)/permuteformer reproduce --preset quick
@@ -19,6 +19,9 @@ test: .venv/dev
 
 slow: .venv/dev
 	$(BIN)/pytest -q -m slow
+
+bench: .venv/dev
+	$(BIN)/pytest -q benchmarks/test_ops.py --benchmark-autosave $(if $(wildcard .benchmarks/*/*.json),--benchmark-compare --benchmark-compare-fail=min:20%)
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

@@ -26,7 +26,7 @@ SHORT = [
 ]
 COMMANDS = [
     *("train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report"),
-    *("models", "convert", "data", "info"),
+    *("models", "convert", "data", "info", "bench"),
 ]
 
 

@@ -12,8 +12,12 @@ import pytest
 import torch
 
 from permuteformer.bench import apart
-from permuteformer.bench.apart import BLANK, available_memory, measure_apart
-from permuteformer.bench.measure import STEPS, measure, random_items
+from permuteformer.bench.apart import Apart, available_memory, measure_apart, measure_in_turns
+from permuteformer.bench.case import BLANK, Case
+from permuteformer.bench.items import random_items
+from permuteformer.bench.measure import Timed
+from permuteformer.bench.measure import measure as measure_case
+from permuteformer.bench.steps import STEPS
 from permuteformer.experiments.base import Measurement
 from permuteformer.tasks import TASKS
 from permuteformer.train.build import build_task
@@ -30,6 +34,10 @@ def measurement(task="lra-text", model="permuteformer-text", length=40, kind="tr
     return Measurement(
         **{"repeats": 2, "batch_size": 2, **fields}, kind=kind, task=task, model=model, length=length, model_fields=model_fields
     )
+
+
+def measure(measured, device=None):
+    return measure_case(Case.of(measured), measured.repeats, device)
 
 
 LONG = measurement(length=4000, batch_size=64, repeats=10_000, model_fields={"num_hidden_layers": 6})
@@ -87,8 +95,8 @@ class TestHere:
     def test_one_step_goes_before_those_that_are_timed(self, monkeypatch):
         seen = []
 
-        def slow_at_first(model, batch, kind):
-            step = training(model, batch, kind)
+        def slow_at_first(model, arguments):
+            step = training(model, arguments)
 
             def slower():
                 step()
@@ -106,9 +114,9 @@ class TestHere:
         models = {}
         for kind, make in list(STEPS.items()):
 
-            def keep(model, batch, of, kind=kind, make=make):
+            def keep(model, arguments, kind=kind, make=make):
                 models[kind] = model, [p.clone() for p in model.parameters()]
-                return make(model, batch, of)
+                return make(model, arguments)
 
             monkeypatch.setitem(STEPS, kind, keep)
             measure(measurement(kind=kind))
@@ -251,24 +259,42 @@ class TestApart:
         assert (result["status"], result["message"]) == ("failed", "it took more than 1 seconds")
         assert started[0].returncode == -signal.SIGKILL
 
-    def test_killed_is_out_of_memory(self, monkeypatch):
-        class Killed(subprocess.Popen):
-            def communicate(self, *arguments, **options):
-                os.kill(self.pid, signal.SIGKILL)
-                return super().communicate(*arguments, **options)
-
-        monkeypatch.setattr(subprocess, "Popen", Killed)
-        result = measure_apart(LONG, threads=1)
+    def test_killed_is_out_of_memory(self):
+        with Apart(Case.of(measurement()), threads=1) as process:
+            assert process.turn() > 0
+            os.kill(process.process.pid, signal.SIGKILL)
+            assert process.turn() is None
+            result = process.end()
         assert (result["status"], result["seconds_best"]) == ("out of memory", None)
 
     def test_without_a_result(self):
         """What a process ended with, and what it said."""
-        assert apart._result(0, "", "")["status"] == "failed"
-        assert apart._result(0, "no JSON\n", "")["message"] == "its last line must be JSON; its output is 'no JSON\\n'"
-        assert apart._result(0, 'a warning\n{"status": "finished"}\n', "")["status"] == "finished"
-        assert apart._result(-11, "", "\n") == {"status": "failed", "message": "it ended with -11 and said nothing"}
-        assert apart._result(-6, "", "terminate called\n  what():  std::bad_alloc\n")["status"] == "out of memory"
-        assert apart._result(1, "", "MemoryError of old\nValueError: no\n") == {"status": "failed", "message": "ValueError: no"}
+        assert apart._failure(-11, "\n") == {"status": "failed", "message": "it ended with -11 and said nothing"}
+        assert apart._failure(-6, "terminate called\n  what():  std::bad_alloc\n")["status"] == "out of memory"
+        assert apart._failure(1, "MemoryError of old\nValueError: no\n") == {"status": "failed", "message": "ValueError: no"}
+
+    def test_in_turns_one_that_fails_leaves_the_others(self, started):
+        """Also where it prints: what is printed is no reply."""
+        steps = []
+        cases = [
+            Case("op", {"method": "permuteformer", "length": 64}),
+            Case("op", {"method": "permutformer"}),
+            Case("op", {"method": "sdpa", "length": 64}),
+        ]
+        results = measure_in_turns(cases, 3, turn_seconds=0.01, threads=1, progress=lambda: steps.append(len(started)))
+        assert [result["status"] for result in results] == ["finished", "failed", "finished"]
+        assert "did you mean 'permuteformer'" in results[1]["message"]
+        assert results[0]["repeats"] > 3  # turns are of several calls
+        assert steps == [1, 2, 3, *[3] * 9]  # all are made before the first turn
+        assert all(process.returncode is not None for process in started)
+
+    def test_a_turn_is_one_call_at_least(self):
+        timed = Timed(Case("op", {"method": "sdpa", "length": 8}), "cpu")
+        timed.turn()
+        assert len(timed.seconds) == 1
+        timed.turn(0.05)
+        assert len(timed.seconds) > 2
+        assert timed.result()["ready_memory_bytes"] >= timed.result()["idle_memory_bytes"]
 
     @linux
     @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])

@@ -1,39 +1,23 @@
-"""A measurement in a process of its own, so that running out of memory is a result. No torch in this process."""
+"""Cases in processes of their own, so that running out of memory is a result; one, or several that take turns. No torch in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from permuteformer.bench.case import BLANK, OUT_OF_MEMORY, Case
 from permuteformer.experiments.base import Measurement
-
-OUT_OF_MEMORY = "out of memory"
-
-BLANK: Mapping[str, Any] = {
-    "status": None,
-    "message": None,
-    "seconds_best": None,
-    "seconds_median": None,
-    "seconds_spread": None,
-    "peak_memory_bytes": None,
-    "memory_is": None,
-    "repeats": None,
-    "seconds_per_epoch": None,
-    "estimated": False,
-    "idle_memory_bytes": None,
-    "parameters": None,
-    "device": None,
-    "threads": None,
-    "malloc": None,
-}
-"""Fields that every result has."""
 
 SIGNS = (
     "not enough memory",
@@ -58,7 +42,7 @@ def measure_apart(
     device: str | None = None,
     timeout: float | None = None,
 ) -> dict[str, Any]:
-    """The result of ``bench.measure.measure``, run in a process of its own.
+    """What a measurement comes to, in a process of its own.
 
     ``status`` is ``"finished"``; ``"out of memory"``, where it asked for more than ``memory_bytes``, or was killed; or ``"failed"``,
     with the last line of what it said as ``message``. The process does not outlive this call, nor this process.
@@ -70,21 +54,137 @@ def measure_apart(
         device: where; a GPU if there is one.
         timeout: seconds after which it has failed; none unless told.
     """
-    for name, value in {"threads": threads, "memory_bytes": memory_bytes}.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a whole number, at least 1, or None; it is {value!r}")
-    if memory_bytes is None:
-        available = available_memory()
-        memory_bytes = None if available is None else available * 9 // 10
-    command = [sys.executable, "-m", "permuteformer.bench.measure", "--with-parent", json.dumps(measurement.to_json())]
-    options = {"--threads": threads, "--memory-bytes": memory_bytes, "--device": device}
-    command += [text for option, value in options.items() if value is not None for text in (option, str(value))]
-    environment = dict(os.environ)
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    result = _run(command, environment, timeout)
-    asked = {"repeats": measurement.repeats, "threads": threads, "malloc": malloc_settings(), "memory_limit_bytes": memory_bytes}
-    return {**BLANK, **asked, **{name: value for name, value in result.items() if value is not None}}
+    with Apart(Case.of(measurement), threads=threads, memory_bytes=memory_bytes, device=device, timeout=timeout) as process:
+        for _ in range(measurement.repeats):
+            process.turn()
+        return process.end()
+
+
+def measure_in_turns(
+    cases: Sequence[Case],
+    turns: int,
+    *,
+    turn_seconds: float = 0.2,
+    threads: int | None = None,
+    device: str | None = None,
+    timeout: float | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]]:
+    """The results of cases that are to be compared: all are made ready, and then take turns, so that a slow minute is slow for all.
+
+    Only one computes at a time. One that runs out of memory or fails leaves the others to go on.
+    """
+    with ExitStack() as opened:
+        processes = []
+        for case in cases:
+            options: dict[str, Any] = {"threads": threads, "device": device, "timeout": timeout, "turn_seconds": turn_seconds}
+            processes.append(opened.enter_context(Apart(case, **options)))
+            progress()
+        for _ in range(turns):
+            for process in processes:
+                process.turn()
+                progress()
+        return [process.end() for process in processes]
+
+
+class Apart:
+    """A process that times one case: made ready on entering, and gone on leaving.
+
+    Args:
+        case: what it times.
+        threads: threads of the CPU; torch decides unless told.
+        memory_bytes: memory that it may have; nine tenths of what is free unless told.
+        device: where; a GPU if there is one.
+        timeout: seconds after which it has failed; none unless told.
+        turn_seconds: how long a turn goes on; one call at least.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        *,
+        threads: int | None = None,
+        memory_bytes: int | None = None,
+        device: str | None = None,
+        timeout: float | None = None,
+        turn_seconds: float = 0.0,
+    ) -> None:
+        for name, value in {"threads": threads, "memory_bytes": memory_bytes}.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number, at least 1, or None; it is {value!r}")
+        if memory_bytes is None:
+            available = available_memory()
+            memory_bytes = None if available is None else available * 9 // 10
+        self.asked = {"threads": threads, "malloc": malloc_settings(), "memory_limit_bytes": memory_bytes}
+        self.command = [sys.executable, "-m", "permuteformer.bench.measure", json.dumps(case.to_json())]
+        options = {"--turn-seconds": turn_seconds, "--threads": threads, "--memory-bytes": memory_bytes, "--device": device}
+        self.command += [text for option, value in options.items() if value is not None for text in (option, str(value))]
+        self.environment = {**os.environ, **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})}
+        self.timeout, self.until = timeout, float("inf")
+        self.failure: dict[str, Any] | None = None
+
+    def __enter__(self) -> Apart:
+        self.until = float("inf") if self.timeout is None else time.monotonic() + self.timeout
+        self.said = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,  # the process ends when nobody holds this any more
+            stdout=subprocess.PIPE,
+            stderr=self.said,
+            env=self.environment,
+            start_new_session=True,  # a group of its own, which can be ended as a whole
+        )
+        try:
+            self._reply()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.said):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+
+    def turn(self) -> float | None:
+        """Have it take a turn. Returns the best of its times so far; none where it has failed."""
+        return self._ask(b"t").get("seconds_best")
+
+    def end(self) -> dict[str, Any]:
+        """Its result."""
+        result = self._ask(b"e")
+        return {**BLANK, **self.asked, **{name: value for name, value in result.items() if value is not None}}
+
+    def _ask(self, what: bytes) -> dict[str, Any]:
+        if self.failure is None:
+            assert self.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended, as the reply will tell
+                self.process.stdin.write(what)
+                self.process.stdin.flush()
+            return self._reply()
+        return self.failure
+
+    def _reply(self) -> dict[str, Any]:
+        """The line that it answers with; where there is none, or it is that memory ran out, the failure."""
+        stream = self.process.stdout
+        assert stream is not None
+        left = None if self.timeout is None else max(self.until - time.monotonic(), 0)
+        if not select.select([stream], [], [], left)[0]:
+            self.failure = {"status": "failed", "message": f"it took more than {self.timeout:g} seconds"}
+            os.killpg(self.process.pid, signal.SIGKILL)
+            return self.failure
+        line = stream.readline()
+        if not line:
+            self.said.seek(0)
+            self.failure = _failure(self.process.wait(), self.said.read().decode(errors="replace"))
+            return self.failure
+        content: dict[str, Any] = json.loads(line)
+        if content["status"] == OUT_OF_MEMORY:
+            self.failure = content
+        return content
 
 
 def available_memory() -> int | None:
@@ -116,45 +216,8 @@ def ran_out_of_memory(text: str) -> bool:
     return any(sign in text.lower() for sign in SIGNS)
 
 
-def _run(command: list[str], environment: dict[str, str], timeout: float | None) -> dict[str, Any]:
-    watched, held = os.pipe()  # the process ends when nobody holds this any more
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=watched,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=environment,
-            start_new_session=True,  # a group of its own, which can be ended as a whole
-        )
-        try:
-            out, said = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            return {"status": "failed", "message": f"it took more than {timeout:g} seconds"}
-        finally:
-            _end(process)
-    finally:
-        os.close(watched)
-        os.close(held)
-    return _result(process.returncode, out, said)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def _result(code: int, out: str, said: str) -> dict[str, Any]:
-    """What a process that ended with ``code`` came to, from its output and what it said beside it."""
-    if code == 0:
-        try:
-            result: dict[str, Any] = json.loads(out.splitlines()[-1])
-            return result
-        except (IndexError, ValueError):
-            return {"status": "failed", "message": f"its last line must be JSON; its output is {out[-200:]!r}"}
+def _failure(code: int, said: str) -> dict[str, Any]:
+    """What a process came to that ended with ``code`` before it replied, from what it said."""
     if code == -signal.SIGKILL:
         return {"status": OUT_OF_MEMORY, "message": "the process was killed, as a machine without memory does"}
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), f"it ended with {code} and said nothing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from permuteformer.cli import data, info, models, report, reproduce, train, use
+from permuteformer.cli import bench, data, info, models, report, reproduce, train, use
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(context_settings={"ignore_unknown_options": True})(train.train)
@@ -17,6 +17,7 @@ app.command("run-cell", hidden=True)(train.run_cell)
 app.command()(reproduce.reproduce)
 app.command()(reproduce.experiments)
 app.command()(report.report)
+app.command()(bench.bench)
 app.command()(info.info)
 app.command()(models.models)
 app.command()(models.convert)

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from permuteformer.cli.terminal import console, errors_in_words, say
+from permuteformer.cli.terminal import console, errors_in_words, say, separate
 from permuteformer.words import duration, size_in_words
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def reproduce(
         plan = _plan(PLANS, preset).changed({name: value for name, value in settings.items() if value is not None})
         wanted = [*(table or []), *(["figure2"] if figure else [])]
         folder = output or Path("runs") / preset
-        cells = plan.cells(wanted, _split(rows), _split(tasks), seeds)
+        cells = plan.cells(wanted, separate(rows), separate(tasks), seeds)
         todo = jobs_of(cells, folder)
         place = None if data is None else str(data)
         if dry_run:
@@ -156,11 +156,6 @@ def _plan(plans: dict[str, Any], preset: str) -> Any:
     if preset not in plans:
         raise ValueError(unknown("preset", preset, plans))
     return plans[preset]
-
-
-def _split(names: list[str] | None) -> list[str]:
-    """Names that are given one by one, or with commas between them."""
-    return [part for name in names or [] for part in name.split(",") if part]
 
 
 def _at_once(jobs: int | None) -> int:

@@ -27,6 +27,11 @@ def errors_in_words(*kinds: type[Exception]) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def separate(names: list[str] | None) -> list[str]:
+    """Names that are given one by one, or with commas between them."""
+    return [part for name in names or [] for part in name.split(",") if part]
+
+
 def say(text: str, style: str = "") -> None:
     """Print a line as it is; a terminal breaks it where it must, so that paths can be copied."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

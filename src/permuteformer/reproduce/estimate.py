@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from permuteformer.bench.measure import random_items
+from permuteformer.bench.items import random_items
 from permuteformer.experiments import Experiment, Measurement
 from permuteformer.experiments.lra import ITEMS
 from permuteformer.models import PermuteFormerConfig

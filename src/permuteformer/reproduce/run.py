@@ -18,7 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from permuteformer.bench.apart import OUT_OF_MEMORY, available_memory, measure_apart, ran_out_of_memory
+from permuteformer.bench.apart import available_memory, measure_apart, ran_out_of_memory
+from permuteformer.bench.case import OUT_OF_MEMORY
 from permuteformer.experiments import Experiment, Measurement
 from permuteformer.experiments.layout import EXPERIMENT, FORMAT, RESULT
 from permuteformer.folders import write_json

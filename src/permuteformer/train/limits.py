@@ -20,12 +20,15 @@ def limit_memory(memory_bytes: int | None) -> None:
         return
 
 
-def when_parent_ends(act: Callable[[], None]) -> None:
-    """Do something when standard input ends: the one who started this process holds its other end, and lets go however they end."""
+def when_parent_ends(act: Callable[[], None], heard: Callable[[bytes], None] = lambda byte: None) -> None:
+    """Do something when standard input ends: the one who started this process holds its other end, and lets go however they end.
+
+    What comes on it before is ``heard``, byte by byte.
+    """
 
     def watch() -> None:
-        while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold when the process wants to end by itself
-            pass
+        while byte := os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold when the process wants to end by itself
+            heard(byte)
         act()
 
     threading.Thread(target=watch, daemon=True).start()

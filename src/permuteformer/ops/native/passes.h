@@ -84,13 +84,15 @@ static inline void zero(float *p, ptrdiff_t n) { std::memset(p, 0, n * sizeof(fl
 
 static inline void copy_row(const float *from, float *to, ptrdiff_t n) { std::memcpy(to, from, n * sizeof(float)); }
 
-static inline float dot(const float *a, const float *b, ptrdiff_t n) {  // n a multiple of W
+static inline float dot(const float *a, const float *b, ptrdiff_t n) {
     vec total[4] = {};
     ptrdiff_t i = 0;
     for (; i + 4 * W <= n; i += 4 * W)
         for (int j = 0; j < 4; j++) total[j] += load(a + i + j * W) * load(b + i + j * W);
-    for (; i < n; i += W) total[0] += load(a + i) * load(b + i);
-    return sum((total[0] + total[1]) + (total[2] + total[3]));
+    for (; i + W <= n; i += W) total[0] += load(a + i) * load(b + i);
+    float all_of_them = sum((total[0] + total[1]) + (total[2] + total[3]));
+    for (; i < n; i++) all_of_them += a[i] * b[i];
+    return all_of_them;
 }
 
 static inline void add_scaled(float *to, const float *x, float scale, ptrdiff_t n) {  // n a multiple of W
@@ -150,15 +152,14 @@ static void fill(const Sizes &s, const Walk &walk, Turn *turns, const float *x, 
         const bool careful = first + length + W > s.m && walk.is_near_end(t, token);
         const float *from = x + t * token + first;
         float *to = f + t * s.f_row + first;
-        map_run<MAP>(from + shift, to, length - shift, careful);
-        map_run<MAP>(from, to + length - shift, shift, careful);
+        map_cycle<MAP>(from, to, length, shift, careful);
     });
     for (int64_t t = begin; t < end; t++) {
         if (!walk.is_shown(t)) {
             zero(f + t * s.f_row, s.mp);
             continue;
         }
-        if (walk.count == 0) map_run<MAP>(x + t * token, f + t * s.f_row, s.m, true);
+        if (walk.count == 0) map_cycle<MAP>(x + t * token, f + t * s.f_row, s.m, 0, walk.is_near_end(t, token));
         for (ptrdiff_t i = s.m; i < s.mp; i++) f[t * s.f_row + i] = 0;
     }
 }
@@ -173,28 +174,29 @@ static void fill_values(const Sizes &s, const Walk &walk, const float *x, int64_
     }
 }
 
-// The gradients of tokens, from those of their features. They are put together in `room`, a row each, as whole vectors are written.
+// The gradients of tokens, from those of their features. Cycles whose last vector would be written beyond the row are put together in `room`, a
+// row each.
 template <int MAP>
 static void back(const Sizes &s, const Walk &walk, Turn *turns, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token,
                  int64_t begin, int64_t end, float *room) {
     df -= begin * s.f_row;
     room -= begin * s.f_row;
+    ptrdiff_t apart = s.m;
+    for (int32_t c = walk.count - 1; c >= 0 && walk.cycles[c].begin + walk.cycles[c].length + W > s.m; c--) apart = walk.cycles[c].begin;
     walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, int64_t shift) {
-        const ptrdiff_t first = cycle.begin, length = cycle.length;
-        const bool careful = first + length + W > s.m && walk.is_near_end(t, token);
-        const float *from = x + t * token + first, *d = df + t * s.f_row + first;
-        float *to = room + t * s.f_row + first;
-        back_run<MAP>(from, d + length - shift, to, shift, careful);
-        back_run<MAP>(from + shift, d, to + shift, length - shift, careful);
+        const ptrdiff_t first = cycle.begin;
+        float *to = first < apart ? d_x + t * d_token : room + t * s.f_row;
+        const bool careful = first >= apart && walk.is_near_end(t, token);
+        back_cycle<MAP>(x + t * token + first, df + t * s.f_row + first, to + first, cycle.length, shift, careful);
     });
     for (int64_t t = begin; t < end; t++) {
         float *to = d_x + t * d_token;
         if (!walk.is_shown(t)) {
             zero(to, s.m);
         } else if (walk.count) {
-            copy_row(room + t * s.f_row, to, s.m);
+            copy_row(room + t * s.f_row + apart, to + apart, s.m - apart);
         } else {
-            back_run<MAP>(x + t * token, df + t * s.f_row, to, s.m, true);
+            back_row<MAP>(x + t * token, df + t * s.f_row, to, s.m);
         }
     }
 }
@@ -206,6 +208,11 @@ static Ahead next(const float *x, int64_t token, ptrdiff_t numbers, int64_t t, i
 }
 
 static inline float divisor(const Call &call, float total) { return call.normalize && total != 0 ? total : 1; }
+
+// The gradient of the total, from an output and from d_n, its gradient over the divisor.
+static inline float d_divisor(const Call &call, float total, bool is_shown, const float *d_n, const float *out) {
+    return call.normalize && total != 0 && is_shown ? -dot(d_n, out, call.values) : 0;
+}
 
 // Bidirectional
 
@@ -274,11 +281,7 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
         for (int64_t i = 0; i < n; i++) {
             const float total = dot(f + i * s.f_row, z, s.mp), by = 1 / divisor(call, total);
             scale(dn + i * s.v_row, by, s.dp);
-            const float *o = call.out.row(b, h) + (t + i) * call.out.token;
-            float along = 0;
-            if (call.normalize && total != 0 && walk.is_shown(t + i))
-                for (ptrdiff_t j = 0; j < s.d; j++) along += dn[i * s.v_row + j] * o[j];
-            d_total[i] = -along;
+            d_total[i] = d_divisor(call, total, walk.is_shown(t + i), dn + i * s.v_row, call.out.row(b, h) + (t + i) * call.out.token);
         }
         multiply(n, s.mp, s.d, dn, s.v_row, 1, s.panels(kv_t, s.d), s.rows(df, s.f_row), false);
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(dn, s.v_row), s.rows(sum_kv, s.dp), true,
@@ -527,13 +530,10 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
 
             float d_total[BLOCK];
             for (int64_t i = 0; i < n; i++) {
-                float total = powers.read(i) * dot(scan.fq + i * s.f_row, z, s.mp), along = 0;
+                float total = powers.read(i) * dot(scan.fq + i * s.f_row, z, s.mp);
                 for (int64_t j = 0; j <= i; j++) total += scan.p[i * scan.p_row + j];
                 scale(dn + i * s.v_row, 1 / divisor(call, total), s.dp);
-                const float *out = call.out.row(b, h) + (t + i) * call.out.token;
-                if (call.normalize && total != 0 && here.is_shown(t + i))
-                    for (ptrdiff_t j = 0; j < s.d; j++) along += dn[i * s.v_row + j] * out[j];
-                d_total[i] = -along;
+                d_total[i] = d_divisor(call, total, here.is_shown(t + i), dn + i * s.v_row, call.out.row(b, h) + (t + i) * call.out.token);
             }
             // Of the weights, before their decay.
             transpose(scan.v, s.v_row, n, s.d, s.panels(v_t, s.d));

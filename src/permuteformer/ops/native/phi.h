@@ -49,22 +49,38 @@ struct Turn {
     }
 };
 
-// n features, of numbers side by side. Whole vectors are written: what is behind the n is overwritten by whoever owns it. With `careful`
-// nothing is read behind the n.
+// Place i of a cycle of n, turned by shift.
+static inline ptrdiff_t turned(ptrdiff_t i, ptrdiff_t shift, ptrdiff_t n) { return i + shift < n ? i + shift : i + shift - n; }
+
+// The n features of a cycle, turned by shift. Whole vectors are written: what is behind the n is overwritten by whoever owns it, and the one in
+// which the cycle begins again is written twice, so that the loop does not depend on where that is. With `careful` nothing is read behind the n.
 template <int MAP>
-static inline void map_run(const float *from, float *to, ptrdiff_t n, bool careful) {
-    ptrdiff_t i = 0;
-    const ptrdiff_t whole = careful ? n - W + 1 : n;
-    for (; i < whole; i += W) store(to + i, Phi<MAP>::of(load(from + i)));
-    for (; i < n; i++) to[i] = Phi<MAP>::of(from[i]);
+static inline void map_cycle(const float *from, float *to, ptrdiff_t n, ptrdiff_t shift, bool careful) {
+    if (careful) {
+        for (ptrdiff_t i = 0; i < n; i++) to[i] = Phi<MAP>::of(from[turned(i, shift, n)]);
+        return;
+    }
+    for (ptrdiff_t i = 0; i < n; i += W) store(to + i, Phi<MAP>::of(load(from + turned(i, shift, n))));
+    store(to + n - shift, Phi<MAP>::of(load(from)));
 }
 
-// The gradients of n numbers, from those of their features; the same.
+// The gradients of the n numbers of a cycle, from those of their features; the same, turned back.
 template <int MAP>
-static inline void back_run(const float *x, const float *d, float *to, ptrdiff_t n, bool careful) {
+static inline void back_cycle(const float *x, const float *d, float *to, ptrdiff_t n, ptrdiff_t shift, bool careful) {
+    const ptrdiff_t back = n - shift;
+    if (careful) {
+        for (ptrdiff_t i = 0; i < n; i++) to[i] = Phi<MAP>::back(x[i], d[turned(i, back, n)]);
+        return;
+    }
+    for (ptrdiff_t i = 0; i < n; i += W) store(to + i, Phi<MAP>::back(load(x + i), load(d + turned(i, back, n))));
+    store(to + shift, Phi<MAP>::back(load(x + shift), load(d)));
+}
+
+// The same of n numbers that are not turned. Nothing is read or written behind them.
+template <int MAP>
+static inline void back_row(const float *x, const float *d, float *to, ptrdiff_t n) {
     ptrdiff_t i = 0;
-    const ptrdiff_t whole = careful ? n - W + 1 : n;
-    for (; i < whole; i += W) store(to + i, Phi<MAP>::back(load(x + i), load(d + i)));
+    for (; i + W <= n; i += W) store(to + i, Phi<MAP>::back(load(x + i), load(d + i)));
     for (; i < n; i++) to[i] = Phi<MAP>::back(x[i], d[i]);
 }
 

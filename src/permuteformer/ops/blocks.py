@@ -280,6 +280,13 @@ class Blocks:
         keys = self.keys(n, k, v, self.tables(n), parameters)
         return self.move(self.write(*keys, carry, None, Reach(None)), self.size(n))
 
+    def key_block(self, n: int, k: Tensor, v: Tensor, weight: Tensor | None, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """What the keys of block n come to by themselves, each by its weight ``b h C 1``. Positions are to be given."""
+        k_total, k, v = self.keys(n, k, v, self.tables(n), parameters)
+        if weight is None:
+            return v.transpose(-1, -2) @ k, k_total.sum(-2, keepdim=True)
+        return (v * weight).transpose(-1, -2) @ k, weight.transpose(-1, -2) @ k_total
+
     def read_block(self, n: int, q: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> Tensor:
         return self.divide(*self.read(*self.queries(n, q, self.tables(n), parameters), carry, None, None))
 

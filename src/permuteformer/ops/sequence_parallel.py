@@ -1,0 +1,234 @@
+"""Linear attention of rows that several processes hold together, a stretch each: sequence parallelism.
+
+What a stretch has to know of the others is the state that their keys leave, m x (v + 1) numbers a head: its size does not
+depend on the length, so neither does what is sent. Hidden tokens count neither as positions nor as steps of the decay, so
+stretches may be of any lengths, and padding may stand anywhere.
+
+A process differentiates its own loss; the backward pass communicates too, and gives the gradient of the *sum* of the losses of all
+processes with respect to what this process holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from permuteformer.ops.blocks import Transform
+from permuteformer.ops.checks import without_autocast
+from permuteformer.ops.linear import LinearState, absorb_keys, count_positions, linear_attention
+
+
+class SequenceGroup:
+    """Processes that hold one stretch each of the same rows, in the order of their ranks.
+
+    Everything that is sent goes through here, and is counted: ``bytes_sent`` is what this process handed over, ``messages`` how often.
+
+    Args:
+        group: of ``torch.distributed``, for example one of a device mesh; all processes if it is not given.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise ValueError(
+                "a sequence is shared out over processes, and there are none: start them with torchrun, and call "
+                "torch.distributed.init_process_group() first"
+            )
+        self.group: Any = group if group is not None else dist.group.WORLD
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ValueError("this process is not in the group: give it the group that it is in")
+        self.bytes_sent = 0
+        self.messages = 0
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of a tensor over the processes; gradients are summed alike."""
+        summed: Tensor = _Total.apply(x, self)
+        return summed
+
+    def count_tokens(self, key_mask: Tensor | None, batch: int, length: int, device: torch.device) -> Tensor:
+        """``n b``: how many tokens each process shows of each row."""
+        own = torch.full((batch,), length, device=device) if key_mask is None else key_mask.sum(-1)
+        counts = [torch.empty_like(own) for _ in range(self.size)]
+        self._count(own)
+        dist.all_gather(counts, own, group=self.group)
+        return torch.stack(counts)
+
+    def sum_up(self, x: Tensor) -> Tensor:
+        """The sum over the processes, without a gradient."""
+        x = x.clone(memory_format=torch.contiguous_format)
+        self._count(x)
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def exchange(self, x: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        """Send ``x`` to one process of the group, and get what another sends here, of the same shape; ``None`` for nobody."""
+        operations = []
+        if to is not None:
+            self._count(x)
+            operations.append(self._message(dist.isend, x.contiguous(), to))
+        arrived = None if source is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        if arrived is not None and source is not None:
+            operations.append(self._message(dist.irecv, arrived, source))
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        return arrived
+
+    def _message(self, operation: Callable[..., Any], x: Tensor, other: int) -> dist.P2POp:
+        return dist.P2POp(operation, x, dist.get_global_rank(self.group, other), group=self.group)
+
+    def _count(self, x: Tensor) -> None:
+        self.bytes_sent += x.numel() * x.element_size()
+        self.messages += 1
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def sequence_parallel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: SequenceGroup,
+    *,
+    feature_map: Callable[..., Tensor],
+    parameters: Sequence[Tensor] = (),
+    transform: Transform | None = None,
+    positions: Tensor | None = None,
+    causal: bool = False,
+    log_decay: Tensor | None = None,
+    two_sided: bool = False,
+    key_mask: Tensor | None = None,
+    normalize: bool = True,
+    plain_normalizer: bool = False,
+    chunk_size: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """``linear_attention`` of rows whose stretches are on the processes of ``group``: all call it with their own, and get their own output.
+
+    Arguments as of ``linear_attention``, of this process's stretch; positions, where they are given, are those in the whole row. Rows are
+    the same on all processes, lengths need not be. Output ``b h l v``; a hidden token's means nothing.
+
+    Sent, forwards and again backwards: m x (v + 1) numbers a head and row, in a sum over all processes where attention sees everything;
+    else to 1 + ceil(log2(n - 1)) processes at most, and twice that with ``two_sided``; and forwards one number a row.
+    """
+    b, _, length, _ = q.shape
+    counts = group.count_tokens(key_mask, b, length, q.device)
+    start = counts[: group.rank].sum(0)
+    own_positions = count_positions(start, length, key_mask) if positions is None else positions
+    features: dict[str, Any] = {
+        "feature_map": feature_map,
+        "parameters": parameters,
+        "transform": transform,
+        "plain_normalizer": plain_normalizer,
+    }
+
+    def keys(steps: Tensor | None) -> Tensor:
+        """``b h m v+1``: what this stretch's keys leave, each decayed by so many steps."""
+        own = absorb_keys(k, v, positions=own_positions, key_mask=key_mask, log_decay=log_decay, steps=steps, **features)
+        return torch.cat([own.kv, own.z.unsqueeze(-1)], dim=-1)
+
+    def state(x: Tensor) -> LinearState:
+        return LinearState(x[..., :-1], x[..., -1], start)
+
+    after = None
+    with without_autocast(q.device):
+        if causal or two_sided:
+            number = count_positions(torch.zeros_like(start), length, key_mask)[..., 0]  # b l: of each token in its stretch
+            before = state(_Scan.apply(keys(counts[group.rank].unsqueeze(-1) - 1 - number), log_decay, counts, group, False))
+            if two_sided:
+                after = state(_Scan.apply(keys(number), log_decay, counts, group, True))
+        else:
+            own = keys(None)
+            before = state(group.total(own) - own)
+    out, _ = linear_attention(
+        q,
+        k,
+        v,
+        positions=positions,
+        causal=causal,
+        log_decay=log_decay,
+        two_sided=two_sided,
+        key_mask=key_mask,
+        normalize=normalize,
+        state=before,
+        after=after,
+        chunk_size=chunk_size,
+        backend=backend,
+        **features,
+    )
+    return out
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the processes. What a process holds is in the sum of each, so its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: SequenceGroup) -> Tensor:
+        ctx.group = group
+        return group.sum_up(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_sum: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.sum_up(d_sum), None
+
+
+class _Scan(torch.autograd.Function):
+    """What the stretches before this one leave at its edge, or those after it: E_p = r^n_(p-1) E_(p-1) + S_(p-1).
+
+    So the gradient of S runs the other way by the same decay; with it, dS_p = d E_(p+1) all told, the gradient of log r is that of
+    r^n_p E_p, which this process has: nothing more is sent.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, log_decay: Tensor | None, counts: Tensor, group: SequenceGroup, from_right: bool) -> Tensor:
+        met = _exclusive_scan(x, log_decay, counts, group, from_right)
+        ctx.group, ctx.from_right = group, from_right
+        ctx.save_for_backward(met, log_decay, counts)
+        return met
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_met: Tensor) -> tuple[Tensor | None, ...]:
+        met, log_decay, counts = ctx.saved_tensors
+        d_x = _exclusive_scan(d_met, log_decay, counts, ctx.group, not ctx.from_right)
+        d_log = None
+        if ctx.needs_input_grad[1]:
+            own = counts[ctx.group.rank]  # b
+            weight = own.unsqueeze(-1) * _power(log_decay, own, met.dtype)  # b h
+            d_log = (weight * (d_x * met).sum((-1, -2))).sum(0).to(log_decay.dtype)
+        return d_x, d_log, None, None, None
+
+
+def _exclusive_scan(x: Tensor, log_decay: Tensor | None, counts: Tensor, group: SequenceGroup, from_right: bool) -> Tensor:
+    """The sum of ``x`` of all processes before this one (after it, from the right), each decayed by the tokens of those between.
+
+    By doubling (Hillis and Steele): all get the state of their neighbour; then what w processes came to passes to the process w further on,
+    for w = 1, 2, 4, … A ring would take n - 1 turns, and gathering all states n - 1 of them in the memory of each.
+    """
+    step = -1 if from_right else 1
+    place, last = (group.size - 1 - group.rank if from_right else group.rank), group.size - 1
+
+    def rank(at: int) -> int:
+        return last - at if from_right else at
+
+    arrived = group.exchange(x, rank(place + 1) if place < last else None, rank(place - 1) if place > 0 else None)
+    held = torch.zeros_like(x) if arrived is None else arrived
+    width = 1
+    while width < last:
+        to = rank(place + width) if place > 0 and place + width <= last else None  # the first has nothing to pass on
+        arrived = group.exchange(held, to, rank(place - width) if place - width > 0 else None)
+        if arrived is not None:
+            between = [group.rank - step * (n + 1) for n in range(width)]
+            power = _power(log_decay, counts[between].sum(0), x.dtype)
+            held = held + (arrived if power is None else arrived * power[..., None, None])
+        width *= 2
+    return held
+
+
+def _power(log_decay: Tensor | None, tokens: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """r of each head to the power of so many tokens, ``b``: ``b h``."""
+    return None if log_decay is None else (log_decay.to(dtype) * tokens.unsqueeze(-1)).exp()

@@ -4,12 +4,10 @@ Work is a function of this module or of another that can be imported; it is call
 """
 
 import importlib
-import multiprocessing
 import socket
 import traceback
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["permuteformer.ops.sequence_parallel", "permuteformer.attention.layer"])
+from train_processes import SERVER
 
 SECONDS = 60
 """Longer than any work takes."""

@@ -18,6 +18,7 @@ from permuteformer.attention import ATTENTIONS, Attention
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.ops.checks import can_look_at
+from permuteformer.ops.sequence_parallel import SequenceGroup
 from permuteformer.positions import Compose, PositionEncoding
 from permuteformer.registry import unknown
 
@@ -87,6 +88,9 @@ class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 class PermuteFormerModel(PermuteFormerPreTrainedModel):
     """Tokens to hidden states."""
+
+    sequence: SequenceGroup | None = None
+    """The processes that hold rows together with this one, as ``parallel.spread`` says."""
 
     def __init__(self, config: PermuteFormerConfig) -> None:
         super().__init__(config)
@@ -217,6 +221,13 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         return attention_mask[:, -length:].bool()
 
     def _cache(self, past: Any, use_cache: bool | None) -> PermuteFormerCache | None:
+        if self.sequence is not None:
+            if past is not None or use_cache:
+                raise ValueError(
+                    "past_key_values and use_cache are for rows on one process: a model that is spread does not generate; "
+                    "spread(model, None) takes it back"
+                )
+            return None
         if past is not None:
             if not self.has_state:
                 raise ValueError("past_key_values is for causal models with a state; this one sees its whole sequence in one call")
@@ -253,6 +264,9 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             )
         layer = None if cache is None else cache.layers[0]
         start = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        if self.sequence is not None:
+            counts = self.sequence.count_tokens(key_mask, batch, length, device)  # n b
+            start = counts[: self.sequence.rank].sum(0).unsqueeze(-1)
         if layer is not None and layer.next_position is not None:
             start = layer.next_position.unsqueeze(-1)
         shown = torch.ones(batch, length, dtype=torch.int64, device=device) if key_mask is None else key_mask.long()

@@ -23,6 +23,8 @@ CASES = {
     "lm": (PermuteFormerForCausalLM, {"causal": True, "position": DECAY}),
     "lm-learned": (PermuteFormerForCausalLM, {"causal": True, "position": [{"name": "learned", "max_length": 64}, {"name": "rope"}]}),
     "lm-sinusoidal": (PermuteFormerForCausalLM, {"causal": True, "position": [{"name": "sinusoidal"}]}),
+    "packed-lm": (PermuteFormerForCausalLM, {"causal": True, "position": [{"name": "learned", "max_length": 64}, *DECAY]}),
+    "packed-masked-lm": (PermuteFormerForMaskedLM, {"position": [{"name": "learned", "max_length": 64}, *TWO_SIDED]}),
     "masked-lm": (PermuteFormerForMaskedLM, {"position": TWO_SIDED}),
     "cls": (PermuteFormerForSequenceClassification, {}),
     "mean": (PermuteFormerForSequenceClassification, {"pooling": "mean", "position": [{"name": "orthogonal"}]}),
@@ -59,6 +61,9 @@ def batch(name, lengths):
         given |= {"second_input_ids": torch.randint(0, 20, (B, length)), "second_attention_mask": mask.flip(0)}
     if name == "grid":
         given["position_ids"] = torch.randint(0, 6, (B, length, 2))
+    if name.startswith("packed"):
+        places = torch.arange(length)
+        given["segment_ids"] = torch.stack([places // 4, (places >= 2).long(), (places >= lengths[0]).long()])
     if kind in OF_ROWS:
         return given, torch.randint(0, 3, (B,))
     labels = torch.randint(0, 20 if "lm" in name else 3, (B, length))
@@ -101,7 +106,6 @@ def refusals(rank):
     tries = {
         "labels": lambda: model(ids, labels=ids),
         "cache": lambda: model(ids, use_cache=True),
-        "segments": lambda: model(ids, segment_ids=torch.zeros_like(ids)),
         "generate": lambda: model.generate(ids, max_new_tokens=2),
         "softmax": lambda: spread(build("cls", attention={"name": "softmax"}), group),
         "bias": lambda: spread(build("cls", position=[{"name": "t5_bias"}]), group),

@@ -26,6 +26,8 @@ ENCODINGS = {
     "rope": lambda: Rope(M),
     "orthogonal": lambda: Orthogonal(H, M),
 }
+PACKED = ("packed", "packed random", "packed one stretch")
+"""Rows of several segments, which end within stretches, at their edges, or span several; tokens are hidden as the name says."""
 MASKS = ("none", "left", "right", "middle", "random", "one stretch", "one row")
 
 
@@ -37,7 +39,8 @@ def rows(kind, encoding, mask, lengths, dtype=torch.float64, seed=0, features=re
     options = dict(KINDS[kind])
     decays = options.pop("decays", False)
     transform = ENCODINGS[encoding]()
-    key_mask = masks(mask, lengths)
+    packed = mask in PACKED
+    key_mask = masks(mask.removeprefix("packed").strip() or "none" if packed else mask, lengths)
     if key_mask is not None:
         q, k, v = (x.masked_fill(~key_mask[:, None, :, None], torch.nan) for x in (q, k, v))
         d_out = d_out * key_mask[:, None, :, None]
@@ -48,6 +51,7 @@ def rows(kind, encoding, mask, lengths, dtype=torch.float64, seed=0, features=re
         "d_out": d_out,
         "key_mask": key_mask,
         "positions": torch.randint(-4, 9, (B, length, 2)) if encoding == "permute-2d" else None,
+        "segments": segments(lengths) if packed else None,
         "options": {
             **options,
             "feature_map": features,
@@ -56,6 +60,14 @@ def rows(kind, encoding, mask, lengths, dtype=torch.float64, seed=0, features=re
             **more,
         },
     }
+
+
+def segments(lengths):
+    """One row with an end at the first edge, one with a segment over several stretches, one of many short segments."""
+    length = sum(lengths)
+    places = torch.arange(length)
+    edge, middle = (places >= lengths[0]).long(), ((places >= 2).long() + (places >= length - 2).long()) * 3
+    return torch.stack([edge, middle, torch.div(places, 3, rounding_mode="floor")])
 
 
 def masks(kind, lengths):
@@ -85,8 +97,8 @@ def differentiate(given, cut, attend):
     log_decay = None if given["log_decay"] is None else given["log_decay"].clone().requires_grad_()
     parameters = [x.clone().requires_grad_() for x in given["parameters"]]
     key_mask = None if given["key_mask"] is None else given["key_mask"][:, cut]
-    positions = None if given["positions"] is None else given["positions"][:, cut]
-    out = attend(*tensors, log_decay=log_decay, parameters=parameters, key_mask=key_mask, positions=positions, **given["options"])
+    own = {name: None if given[name] is None else given[name][:, cut] for name in ("positions", "segments")}
+    out = attend(*tensors, log_decay=log_decay, parameters=parameters, key_mask=key_mask, **own, **given["options"])
     out.backward(given["d_out"][:, :, cut])
     shared = [*([] if log_decay is None else [log_decay]), *parameters]
     out = out.detach() if key_mask is None else out.detach().masked_fill(~key_mask[:, None, :, None], 0)

@@ -51,7 +51,6 @@ def test_what_cannot_be_is_refused(processes):
         for name, words in {
             "labels": "give shift_labels too",
             "cache": "a model that is spread does not generate",
-            "segments": "segments must be left out where a row is spread over processes",
             "generate": "a model that is spread does not generate",
             "softmax": "attention 'softmax' cannot be used with 'spread'",
             "bias": "linear attention with a bias cannot be spread",

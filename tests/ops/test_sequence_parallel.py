@@ -7,7 +7,7 @@ import spread_ops
 import torch
 from checks import assert_close
 from group_processes import Processes
-from spread_ops import ENCODINGS, KINDS, MASKS, B, H, M, V
+from spread_ops import ENCODINGS, KINDS, MASKS, PACKED, B, H, M, V
 
 from permuteformer.ops.feature_map import favor
 from permuteformer.ops.linear import linear_attention
@@ -42,7 +42,7 @@ def assert_same(found, given, **more):
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_on_one_process(kind, encoding, processes):
     lengths = lengths_of(processes)
-    cases = [(kind, encoding, mask) for mask in MASKS]
+    cases = [(kind, encoding, mask) for mask in (*MASKS, *PACKED)]
     found = processes("spread_ops.together", cases, lengths)
     for n, case in enumerate(cases):
         assert_same([part[n] for part in found], spread_ops.rows(*case, lengths, seed=n))
@@ -55,9 +55,10 @@ def test_as_on_one_process(kind, encoding, processes):
     ids=["favor", "no normalizer", "plain normalizer", "small blocks"],
 )
 def test_whatever_is_asked_for(kind, same, processes):
-    lengths, case = lengths_of(processes), (kind, "permute", "random")
-    found = processes("spread_ops.together", [case], lengths, **same)
-    assert_same([part[0] for part in found], spread_ops.rows(*case, lengths, **same))
+    lengths, cases = lengths_of(processes), [(kind, "permute", "random"), (kind, "permute", "packed random")]
+    found = processes("spread_ops.together", cases, lengths, **same)
+    for n, case in enumerate(cases):
+        assert_same([part[n] for part in found], spread_ops.rows(*case, lengths, seed=n, **same))
 
 
 @pytest.mark.parametrize("kind", ["bidirectional", "causal", "decay"])
@@ -70,17 +71,30 @@ def test_the_kernel_of_the_cpu(kind, processes):
         assert_same([part[n] for part in found], given, backend="torch")
 
 
+def test_bfloat16_sums_in_float32(processes):
+    lengths = [length * 31 for length in lengths_of(processes)]
+    cases = [(kind, "permute", "random") for kind in KINDS]
+    found = processes("spread_ops.together", cases, lengths, dtype=torch.bfloat16)
+    for n, case in enumerate(cases):
+        out, _, _ = spread_ops.alone(spread_ops.rows(*case, lengths, dtype=torch.bfloat16, seed=n))
+        assert_close(torch.cat([part[n][0] for part in found], dim=2), out)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_do_not_depend_on_the_length(kind, processes):
     """They are the formula of docs/scaling.md, at 100 and at 10,000 tokens on every process."""
     n = len(processes.processes)
     state = B * H * M * (V + 1) * 4
-    for length in (100, 10_000):
-        found = processes("spread_ops.together", [(kind, "permute", "none")], [length] * n, dtype=torch.float32, chunk_size=500)
+    same = {"dtype": torch.float32, "chunk_size": 128 if kind == "two-sided" else None}  # the kernel does the others
+    for length, mask in ((100, "none"), (10_000, "none"), (100, "packed")):
+        found = processes("spread_ops.together", [(kind, "permute", mask)], [length] * n, **same)
         for place, part in enumerate(found):
             right, left = sends(place, n), sends(n - 1 - place, n)
-            forward, backward = {"bidirectional": (1, 1), "two-sided": (right + left, left + right)}.get(kind, (right, left))
-            assert part[0][3] == [8 * B + forward * state, 1 + forward, backward * state, backward]
+            forward, backward = (right, left) if KINDS[kind].get("causal") else (right + left, left + right)
+            if (kind, mask) == ("bidirectional", "none"):
+                forward = backward = 1
+            told = 8 * B * (4 if mask == "packed" else 1)
+            assert part[0][3] == [told + forward * state, 1 + forward, backward * state, backward]
 
 
 def sends(place, n):

@@ -89,8 +89,7 @@ def test_as_on_one_process(fields, more, processes, run):
     assert_close(run(processes, **fields, **more), run(**fields))
 
 
-@pytest.mark.parametrize("task", [text, pairs], ids=["lm", "match"])
-@pytest.mark.parametrize("stretches", [2, 3])
+@pytest.mark.parametrize(("task", "stretches"), [(text, 2), (pairs, 3)], ids=["lm", "match"])
 def test_rows_spread_over_processes_as_on_one(task, stretches, run):
     fields = {**EXACT, "epochs": 1}
     assert_close(run(stretches, task, **fields, sequence_parallel=stretches), run(1, task, **fields))

@@ -107,17 +107,16 @@ class LinearAttention(Attention):
             "log_decay": self.position.log_decay(),
             "two_sided": self.position.two_sided,
             "key_mask": key_mask,
+            "segments": segments,
             "normalize": self.normalize,
             "chunk_size": self.chunk_size,
         }
         if self.sequence is None:
-            return linear_attention(q, k, v, segments=segments, state=state, **given)
+            return linear_attention(q, k, v, state=state, **given)
         from permuteformer.ops.sequence_parallel import sequence_parallel_attention
 
-        refused = {"segments": segments, "state": state}
-        for name, value in refused.items():
-            if value is not None:
-                raise ValueError(f"{name} must be left out where a row is spread over processes: it is for whole rows on one process")
+        if state is not None:
+            raise ValueError("state must be left out where a row is spread over processes: going on from earlier tokens is for one process")
         return sequence_parallel_attention(q, k, v, self.sequence, **given), None
 
     def check_spread(self) -> None:

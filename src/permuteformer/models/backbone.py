@@ -264,9 +264,11 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             )
         layer = None if cache is None else cache.layers[0]
         start = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        going_on = None if segment_ids is None else segment_ids[:, :1]
         if self.sequence is not None:
-            counts = self.sequence.count_tokens(key_mask, batch, length, device)  # n b
-            start = counts[: self.sequence.rank].sum(0).unsqueeze(-1)
+            stretches = self.sequence.stretches(key_mask, segment_ids, batch, length, device)
+            start = stretches.before_in_segment(self.sequence.rank).unsqueeze(-1)
+            going_on = None if stretches.first is None else stretches.first[self.sequence.rank].unsqueeze(-1)
         if layer is not None and layer.next_position is not None:
             start = layer.next_position.unsqueeze(-1)
         shown = torch.ones(batch, length, dtype=torch.int64, device=device) if key_mask is None else key_mask.long()
@@ -275,7 +277,9 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             begins = torch.nn.functional.pad(segment_ids.diff(dim=1) != 0, (1, 0))
             offset = torch.where(begins, counted - shown, 0).cummax(-1).values
             counted = counted - offset
-            going_on = segment_ids[:, :1] if layer is None or layer.last_segment is None else layer.last_segment.unsqueeze(-1)
+            if layer is not None and layer.last_segment is not None:
+                going_on = layer.last_segment.unsqueeze(-1)
+            assert going_on is not None
             start = torch.where(segment_ids == going_on, start, 0)
         counted = (counted - 1).clamp(min=0)
         return (start + counted).unsqueeze(-1)

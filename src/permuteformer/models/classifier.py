@@ -30,7 +30,7 @@ class Pooler(nn.Module):
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask.bool()
         counts = mask.sum(1, keepdim=True)  # b n: real tokens of each process
         if self.sequence is not None:
-            counts = self.sequence.count_tokens(mask, x.shape[0], x.shape[1], x.device).T
+            counts = self.sequence.stretches(mask, None, x.shape[0], x.shape[1], x.device).tokens.T
         if self.pooling == "mean":
             total = self._of_all(x.masked_fill(~mask.unsqueeze(-1), 0).sum(1))
             return total / counts.sum(1, keepdim=True).clamp(min=1)

@@ -22,7 +22,7 @@ def spread(model: PermuteFormerPreTrainedModel, sequence: SequenceGroup | None) 
     - for a language model, multiply each loss by the labels in the stretch over those in all, and sum gradients over the processes;
     - for a classifier, let the loss of one process count, multiply the others by 0, and sum gradients over the processes.
 
-    All of them must call ``backward``, since it communicates. Packed rows, caches and ``generate`` are refused.
+    All of them must call ``backward``, since it communicates. Caches and ``generate`` are refused.
     """
     for module in model.modules():
         if isinstance(module, Attention):

@@ -109,6 +109,8 @@ class Blocks:
     plain_normalizer: bool
     dtype: torch.dtype
     device: torch.device
+    last_segment: Tensor | None = None
+    """``b``: the segment that the carry from the right of the last block is of; ``None`` where there is none."""
 
     def __post_init__(self) -> None:
         starts = range(0, self.length, self.chunk)
@@ -182,7 +184,7 @@ class Blocks:
             return Reach(None)
         block = self.slices[n]
         here = self.segments[:, block]
-        after = self.segments[:, block.stop] if block.stop < self.length else None
+        after = self.segments[:, block.stop] if block.stop < self.length else self.last_segment
         return self._meet(None, here, here[:, 0], after)
 
     @staticmethod

@@ -88,7 +88,7 @@ def linear_attention(
         normalize: divide by the sum of weights (equation 2).
         plain_normalizer: take that sum from features before ``transform``.
         state: what earlier tokens left, as returned. Of segments, the first may go on from it.
-        after: with ``two_sided``, what later tokens left, decayed to the first of them: see ``absorb_keys``.
+        after: with ``two_sided`` or segments, what later tokens left, decayed to the first of them: see ``absorb_keys``. With its segment.
         chunk_size: tokens a block; changes speed and rounding only.
         backend: ``"native"``, ``"torch"``, or ``"auto"``: native where it can be, as also the variable PERMUTEFORMER_BACKEND may say.
 
@@ -109,8 +109,8 @@ def linear_attention(
     True
     """
     _check(q, k, v, positions, causal, log_decay, two_sided, key_mask, segments, state)
-    if after is not None and (not two_sided or segments is not None):
-        raise ValueError("after is what tokens on the right left: it is for two_sided=True, and not for segments; leave it out")
+    if after is not None and (causal or not (two_sided or segments is not None)):
+        raise ValueError("after is what tokens on the right left: it is for two_sided=True, or segments that are not causal; leave it out")
     if chunk_size is not None:
         check_whole(chunk_size=chunk_size)
     b, h, length, _ = q.shape
@@ -173,6 +173,7 @@ def linear_attention(
             plain_normalizer=plain_normalizer,
             dtype=dtype,
             device=q.device,
+            last_segment=None if after is None else after.segment,
         )
         if relative and transform is not None and state is not None:
             carry = transport(transform, carry, transform.tables(-origin.view(-1, 1, 1)), plain_normalizer)

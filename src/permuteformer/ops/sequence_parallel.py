@@ -11,7 +11,7 @@ processes with respect to what this process holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,47 @@ from torch.autograd.function import once_differentiable
 from permuteformer.ops.blocks import Transform
 from permuteformer.ops.checks import without_autocast
 from permuteformer.ops.linear import LinearState, absorb_keys, count_positions, linear_attention
+
+
+class Stretches(NamedTuple):
+    """What all processes have of each row, ``n b``, in their order."""
+
+    tokens: Tensor
+    """How many are shown."""
+    first: Tensor | None = None
+    """The segment of the first token shown, where rows are packed."""
+    last: Tensor | None = None
+    tokens_of_last: Tensor | None = None
+    """How many shown are of the last segment."""
+
+    def before(self, rank: int) -> Tensor:
+        """``b``: tokens shown on earlier processes."""
+        return self.tokens[:rank].sum(0)
+
+    def before_in_segment(self, rank: int) -> Tensor:
+        """``b``: those of them that are of the segment which a process's stretch begins with; it can only be the last of theirs."""
+        if self.first is None or self.last is None or self.tokens_of_last is None:
+            return self.before(rank)
+        return torch.where(self.last[:rank] == self.first[rank], self.tokens_of_last[:rank], 0).sum(0)
+
+    def neighbours(self, from_right: bool) -> Tensor | None:
+        """``n b``: the segment of the last token before each stretch, or from the right of the first one after it. It never decreases."""
+        if self.first is None or self.last is None:
+            return None
+        if from_right:
+            none = torch.iinfo(torch.int64).max
+            shown = torch.where(self.tokens > 0, self.first, none).flip(0).cummin(0).values
+        else:
+            none = torch.iinfo(torch.int64).min
+            shown = torch.where(self.tokens > 0, self.last, none).cummax(0).values
+        shown = torch.cat([torch.full_like(shown[:1], none), shown[:-1]])
+        return shown.flip(0) if from_right else shown
+
+    def passes(self, from_right: bool) -> Tensor | None:
+        """``n b`` bool: whether a state goes on beyond each stretch: its segment does, or nothing is shown there."""
+        beside = self.neighbours(from_right)
+        leaving = self.first if from_right else self.last
+        return None if beside is None or leaving is None else (self.tokens == 0) | (leaving == beside)
 
 
 class SequenceGroup:
@@ -50,13 +91,19 @@ class SequenceGroup:
         summed: Tensor = _Total.apply(x, self)
         return summed
 
-    def count_tokens(self, key_mask: Tensor | None, batch: int, length: int, device: torch.device) -> Tensor:
-        """``n b``: how many tokens each process shows of each row."""
-        own = torch.full((batch,), length, device=device) if key_mask is None else key_mask.sum(-1)
-        counts = [torch.empty_like(own) for _ in range(self.size)]
-        self._count(own)
-        dist.all_gather(counts, own, group=self.group)
-        return torch.stack(counts)
+    def stretches(self, key_mask: Tensor | None, segments: Tensor | None, batch: int, length: int, device: torch.device) -> Stretches:
+        """What all of them have of each row. All give segments, or none."""
+        shown = torch.ones(batch, length, dtype=torch.bool, device=device) if key_mask is None else key_mask
+        own = [shown.sum(-1)]
+        if segments is not None:
+            places = torch.arange(length, device=device)
+            last = segments.gather(1, torch.where(shown, places, 0).amax(-1, keepdim=True))  # b 1
+            own += [segments.gather(1, shown.long().argmax(-1, keepdim=True))[:, 0], last[:, 0], (shown & (segments == last)).sum(-1)]
+        told = torch.stack(own)
+        found = [torch.empty_like(told) for _ in range(self.size)]
+        self._count(told)
+        dist.all_gather(found, told, group=self.group)
+        return Stretches(*torch.stack(found, dim=1))
 
     def sum_up(self, x: Tensor) -> Tensor:
         """The sum over the processes, without a gradient."""
@@ -101,6 +148,7 @@ def sequence_parallel_attention(
     log_decay: Tensor | None = None,
     two_sided: bool = False,
     key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
     normalize: bool = True,
     plain_normalizer: bool = False,
     chunk_size: int | None = None,
@@ -108,15 +156,17 @@ def sequence_parallel_attention(
 ) -> Tensor:
     """``linear_attention`` of rows whose stretches are on the processes of ``group``: all call it with their own, and get their own output.
 
-    Arguments as of ``linear_attention``, of this process's stretch; positions, where they are given, are those in the whole row. Rows are
-    the same on all processes, lengths need not be. Output ``b h l v``; a hidden token's means nothing.
+    Arguments as of ``linear_attention``, of this process's stretch; positions, where they are given, are those in the whole row, and
+    segments may go on from one process to the next. Rows are the same on all processes, lengths need not be. Output ``b h l v``; a hidden
+    token's means nothing.
 
     Sent, forwards and again backwards: m x (v + 1) numbers a head and row, in a sum over all processes where attention sees everything;
-    else to 1 + ceil(log2(n - 1)) processes at most, and twice that with ``two_sided``; and forwards one number a row.
+    else to 1 + ceil(log2(n - 1)) processes at most, and twice that where it sees both sides; and forwards one number a row, with
+    segments four.
     """
     b, _, length, _ = q.shape
-    counts = group.count_tokens(key_mask, b, length, q.device)
-    start = counts[: group.rank].sum(0)
+    stretches = group.stretches(key_mask, segments, b, length, q.device)
+    start = stretches.before(group.rank)
     own_positions = count_positions(start, length, key_mask) if positions is None else positions
     features: dict[str, Any] = {
         "feature_map": feature_map,
@@ -125,23 +175,29 @@ def sequence_parallel_attention(
         "plain_normalizer": plain_normalizer,
     }
 
-    def keys(steps: Tensor | None) -> Tensor:
-        """``b h m v+1``: what this stretch's keys leave, each decayed by so many steps."""
-        own = absorb_keys(k, v, positions=own_positions, key_mask=key_mask, log_decay=log_decay, steps=steps, **features)
+    def keys(steps: Tensor | None, segment: Tensor | None) -> Tensor:
+        """``b h m v+1``: what this stretch's keys leave, or those of a segment, each decayed by so many steps."""
+        shown = key_mask
+        if segments is not None and segment is not None:
+            same = segments == segment[group.rank].unsqueeze(-1)
+            shown = same if key_mask is None else same & key_mask
+        own = absorb_keys(k, v, positions=own_positions, key_mask=shown, log_decay=log_decay, steps=steps, **features)
         return torch.cat([own.kv, own.z.unsqueeze(-1)], dim=-1)
 
-    def state(x: Tensor) -> LinearState:
-        return LinearState(x[..., :-1], x[..., -1], start)
+    def state(x: Tensor, segment: Tensor | None = None) -> LinearState:
+        return LinearState(x[..., :-1], x[..., -1], start, None if segment is None else segment[group.rank])
 
     after = None
     with without_autocast(q.device):
-        if causal or two_sided:
+        if causal or two_sided or segments is not None:
             number = count_positions(torch.zeros_like(start), length, key_mask)[..., 0]  # b l: of each token in its stretch
-            before = state(_Scan.apply(keys(counts[group.rank].unsqueeze(-1) - 1 - number), log_decay, counts, group, False))
-            if two_sided:
-                after = state(_Scan.apply(keys(number), log_decay, counts, group, True))
+            own = keys(stretches.tokens[group.rank].unsqueeze(-1) - 1 - number, stretches.last)
+            before = state(_Scan.apply(own, log_decay, stretches, group, False), stretches.neighbours(from_right=False))
+            if not causal:
+                own = keys(number, stretches.first)
+                after = state(_Scan.apply(own, log_decay, stretches, group, True), stretches.neighbours(from_right=True))
         else:
-            own = keys(None)
+            own = keys(None, None)
             before = state(group.total(own) - own)
     out, _ = linear_attention(
         q,
@@ -152,6 +208,7 @@ def sequence_parallel_attention(
         log_decay=log_decay,
         two_sided=two_sided,
         key_mask=key_mask,
+        segments=segments,
         normalize=normalize,
         state=before,
         after=after,
@@ -180,31 +237,34 @@ class _Scan(torch.autograd.Function):
     """What the stretches before this one leave at its edge, or those after it: E_p = r^n_(p-1) E_(p-1) + S_(p-1).
 
     So the gradient of S runs the other way by the same decay; with it, dS_p = d E_(p+1) all told, the gradient of log r is that of
-    r^n_p E_p, which this process has: nothing more is sent.
+    r^n_p E_p, which this process has: nothing more is sent. Where the segment of E ends in a stretch, nothing of it passes.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, log_decay: Tensor | None, counts: Tensor, group: SequenceGroup, from_right: bool) -> Tensor:
-        met = _exclusive_scan(x, log_decay, counts, group, from_right)
+    def forward(ctx: Any, x: Tensor, log_decay: Tensor | None, stretches: Stretches, group: SequenceGroup, from_right: bool) -> Tensor:
+        passes = stretches.passes(from_right)
+        met = _exclusive_scan(x, log_decay, stretches.tokens, passes, group, from_right)
         ctx.group, ctx.from_right = group, from_right
-        ctx.save_for_backward(met, log_decay, counts)
+        ctx.save_for_backward(met, log_decay, stretches.tokens, passes)
         return met
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_met: Tensor) -> tuple[Tensor | None, ...]:
-        met, log_decay, counts = ctx.saved_tensors
-        d_x = _exclusive_scan(d_met, log_decay, counts, ctx.group, not ctx.from_right)
+        met, log_decay, tokens, passes = ctx.saved_tensors
+        d_x = _exclusive_scan(d_met, log_decay, tokens, passes, ctx.group, not ctx.from_right)
         d_log = None
         if ctx.needs_input_grad[1]:
-            own = counts[ctx.group.rank]  # b
-            weight = own.unsqueeze(-1) * _power(log_decay, own, met.dtype)  # b h
-            d_log = (weight * (d_x * met).sum((-1, -2))).sum(0).to(log_decay.dtype)
+            rank = ctx.group.rank
+            weight = _power(log_decay, tokens, passes, [rank], met) * tokens[rank].view(-1, 1, 1, 1)
+            d_log = (weight * d_x * met).sum((0, 2, 3)).to(log_decay.dtype)
         return d_x, d_log, None, None, None
 
 
-def _exclusive_scan(x: Tensor, log_decay: Tensor | None, counts: Tensor, group: SequenceGroup, from_right: bool) -> Tensor:
-    """The sum of ``x`` of all processes before this one (after it, from the right), each decayed by the tokens of those between.
+def _exclusive_scan(
+    x: Tensor, log_decay: Tensor | None, tokens: Tensor, passes: Tensor | None, group: SequenceGroup, from_right: bool
+) -> Tensor:
+    """The sum of ``x`` of all processes before this one (after it, from the right), each by what those between let pass.
 
     By doubling (Hillis and Steele): all get the state of their neighbour; then what w processes came to passes to the process w further on,
     for w = 1, 2, 4, … A ring would take n - 1 turns, and gathering all states n - 1 of them in the memory of each.
@@ -223,12 +283,16 @@ def _exclusive_scan(x: Tensor, log_decay: Tensor | None, counts: Tensor, group: 
         arrived = group.exchange(held, to, rank(place - width) if place - width > 0 else None)
         if arrived is not None:
             between = [group.rank - step * (n + 1) for n in range(width)]
-            power = _power(log_decay, counts[between].sum(0), x.dtype)
-            held = held + (arrived if power is None else arrived * power[..., None, None])
+            held = held + arrived * _power(log_decay, tokens, passes, between, x)
         width *= 2
     return held
 
 
-def _power(log_decay: Tensor | None, tokens: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """r of each head to the power of so many tokens, ``b``: ``b h``."""
-    return None if log_decay is None else (log_decay.to(dtype) * tokens.unsqueeze(-1)).exp()
+def _power(log_decay: Tensor | None, tokens: Tensor, passes: Tensor | None, between: list[int], like: Tensor) -> Tensor:
+    """What passes these stretches: r to the power of their tokens, or nothing, ``b h 1 1``."""
+    power = like.new_ones(tokens.shape[1], 1)
+    if log_decay is not None:
+        power = (log_decay.to(like.dtype) * tokens[between].sum(0).unsqueeze(-1)).exp()
+    if passes is not None:
+        power = power * passes[between].all(0).unsqueeze(-1)
+    return power[..., None, None]

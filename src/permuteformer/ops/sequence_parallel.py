@@ -163,6 +163,13 @@ def sequence_parallel_attention(
     Sent, forwards and again backwards: m x (v + 1) numbers a head and row, in a sum over all processes where attention sees everything;
     else to 1 + ceil(log2(n - 1)) processes at most, and twice that where it sees both sides; and forwards one number a row, with
     segments four.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun does it for more than one
+    >>> q = k = v = torch.randn(1, 2, 6, 4)
+    >>> out = sequence_parallel_attention(q, k, v, SequenceGroup(), feature_map=torch.exp, causal=True)
+    >>> torch.allclose(out, linear_attention(q, k, v, feature_map=torch.exp, causal=True)[0], atol=1e-5)
+    True
+    >>> dist.destroy_process_group()
     """
     b, _, length, _ = q.shape
     stretches = group.stretches(key_mask, segments, b, length, q.device)

@@ -44,6 +44,13 @@ def text(*task, **fields):
     return _words(*task, {**TINY_TEXT, "batch_size": 4, **few, "test_lengths": 96, **fields})
 
 
+def pairs(**fields):
+    """Of a tiny matcher of short texts, of which some have fewer tokens than others have processes."""
+    path = _prepared() / "pairs.csv"
+    path.write_text("first,second,label\n" + "".join(f"{'a' * (n % 9)},{'b' * (n % 23)},{n % 2}\n" for n in range(1, 61)))
+    return _words("match", str(path), {**TINY_TEXT, "batch_size": 8, **fields})
+
+
 def tiny(task="digits", **fields):
     """An experiment of the same size, for this process."""
     few = {"batch_size": 8, "train_items": 40, "validation_items": 20, "test_items": 20}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_processes import SHARED, TERM, UPDATE, At, Command, digits, fail, record, steps, weights
+from train_processes import SHARED, TERM, UPDATE, At, Command, digits, fail, pairs, record, steps, text, weights
 
 from permuteformer.models import PermuteFormerForSequenceClassification
 
@@ -23,6 +23,7 @@ FEW = {**EXACT, "train_items": 33}
 """The last batch has one item, so that one process has none."""
 CLIPPED = {**FEW, "gradient_clip": 0.5}
 SHARDED = {"shard": True, "micro_batch_size": 2}
+SPREAD = {"sequence_parallel": 2}
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +31,11 @@ def run(tmp_path_factory):
     """The folder of a run with these fields, each made once."""
     made = {}
 
-    def run(processes=1, **fields):
-        key = (processes, *digits(**fields))
+    def run(processes=1, task=digits, **fields):
+        key = (processes, *task(**fields))
         if key not in made:
             made[key] = tmp_path_factory.mktemp("run") / "run"
-            Command(*digits(**fields), output=made[key], processes=processes).succeed()
+            Command(*task(**fields), output=made[key], processes=processes).succeed()
         return made[key]
 
     return run
@@ -66,11 +67,57 @@ def result(folder):
         (CLIPPED, {"shard": True}, 2),
         (CLIPPED, {}, 2),
         (ODD, {}, 3),
+        (ODD, {**SPREAD, "micro_batch_size": 3}, 2),
+        (FEW, {**SPREAD, "shard": True}, 2),
+        (FEW, SPREAD, 4),
     ],
-    ids=["micro", "odd", "few", "odd-micro", "shard-micro", "shard-few-clip", "few-clip", "three"],
+    ids=[
+        "micro",
+        "odd",
+        "few",
+        "odd-micro",
+        "shard-micro",
+        "shard-few-clip",
+        "few-clip",
+        "three",
+        "spread",
+        "spread-shard",
+        "spread-of-four",
+    ],
 )
 def test_as_on_one_process(fields, more, processes, run):
     assert_close(run(processes, **fields, **more), run(**fields))
+
+
+@pytest.mark.parametrize(("task", "stretches"), [(text, 2), (pairs, 3)], ids=["lm", "match"])
+def test_rows_spread_over_processes_as_on_one(task, stretches, run):
+    fields = {**EXACT, "epochs": 1}
+    assert_close(run(stretches, task, **fields, sequence_parallel=stretches), run(1, task, **fields))
+
+
+def test_a_spread_run_goes_on(run, tmp_path):
+    whole = run(2, text, sequence_parallel=2, epochs=2)  # with dropout
+    words = text(sequence_parallel=2, epochs=2)
+    interrupted = Command(*words, output=tmp_path / "run", processes=2, at=At(UPDATE, 7, TERM))
+    assert interrupted.wait() == [128 + TERM, 0], interrupted.text
+    assert "was begun with --sequence-parallel 2: go on as it was begun" in fail(Command("resume", tmp_path / "run", processes=2))
+    Command("resume", tmp_path / "run", "--sequence-parallel", 2, processes=2).succeed()
+    assert weights(tmp_path / "run") == weights(whole)
+    assert record(tmp_path / "run") == record(whole)
+
+
+def test_what_cannot_be_spread_is_refused(tmp_path):
+    for words, processes, said in (
+        (
+            digits(**SPREAD),
+            1,
+            "spreads every row over 2 processes, and this is one: start so many, or a multiple, torchrun",
+        ),
+        (digits(**SPREAD), 3, "and these are 3: start so many"),
+        ([*digits(**SPREAD), "--model", "transformer-image"], 2, "attention 'softmax' cannot be used with 'spread'"),
+    ):
+        assert said in fail(Command(*words, output=tmp_path / "run", processes=processes))
+        assert not (tmp_path / "run").exists()
 
 
 def test_what_is_compared_differs_otherwise(run):
@@ -133,8 +180,8 @@ def test_evaluation_gives_equal_numbers(more, run):
 def test_not_finite_on_one_of_two_stops_both(poison, words, more, tmp_path):
     folder = tmp_path / "run"
     said = fail(Command(*digits(**EXACT, **more, evaluate_every=4), output=folder, processes=2, poison=poison))
-    for text in ["step 6: ", *words, "the checkpoint of step 4 stays"]:
-        assert text in said
+    for part in ["step 6: ", *words, "the checkpoint of step 4 stays"]:
+        assert part in said
     assert result(folder)["status"] == "not finite"
     assert result(folder)["message"] in said
     assert steps(folder) == [4]

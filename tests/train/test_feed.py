@@ -11,6 +11,7 @@ from permuteformer.tasks.base import UNSCORED, Batch
 from permuteformer.tasks.batches import BatchSampler
 from permuteformer.train.build import build_task
 from permuteformer.train.feed import Piece, chosen, evaluation_batches, training_batches
+from permuteformer.train.stretches import Place, cut
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def test_processes_together_have_the_batches_of_one(items, micro, processes, dig
     used = chosen(len(digits.dataset("train")), items)
     lengths = digits.lengths("train")[used]
     order = [used[batch].tolist() for batch in BatchSampler(items, 8, seed=3, epoch=1, lengths=lengths)]
-    own = [shares(digits, items=items, micro_batch_size=micro, process=p, processes=processes) for p in range(processes)]
+    own = [shares(digits, items=items, micro_batch_size=micro, place=Place(p, processes)) for p in range(processes)]
     for number, batch in enumerate(order):
         parts = [share[number] for share in own]
         assert sorted(n for part in parts for n in ids(part)) == sorted(batch)
@@ -111,18 +112,45 @@ def test_what_a_piece_counts(text):
     )
     assert (Piece(batch).scored, Piece(batch).tokens) == (3, 6)
     assert (Piece(batch, counts=False).scored, Piece(batch, counts=False).tokens) == (0, 0)
+    assert (Piece(batch, scores=False).scored, Piece(batch, scores=False).tokens) == (0, 6)
     windows = shares(text, batch_size=10_000, items=None)[0]
     assert Piece(windows[0].batch).tokens == len(text.items("train"))  # every token once
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_evaluation_deals_every_item_once(processes, digits):
-    own = [
-        list(evaluation_batches(digits, "validation", batch_size=7, items=101, process=p, processes=processes)) for p in range(processes)
-    ]
+    own = [list(evaluation_batches(digits, "validation", batch_size=7, items=101, place=Place(p, processes))) for p in range(processes)]
     assert len({len(batches) for batches in own}) == 1
     dealt = {number: batch.ids.tolist() for batches in own for number, batch in batches if number >= 0}
     assert sorted(dealt) == list(range(15))
     assert sorted(chain(*dealt.values())) == chosen(len(digits.dataset("validation")), 101).tolist()
     alone = {number: batch.ids.tolist() for number, batch in evaluation_batches(digits, "validation", batch_size=7, items=101)}
     assert dealt == alone
+
+
+@pytest.mark.parametrize("stretches", [2, 3, 7])
+def test_stretches_of_rows_are_the_rows(stretches, digits, text):
+    for task, kind in ((digits, "classify"), (text, "lm")):
+        batch = task.collate([task.dataset("train")[n] for n in (0, 5, len(task.dataset("train")) - 1)])
+        parts = [cut(batch, kind, n, stretches) for n in range(stretches)]
+        for name in ("input_ids", "key_mask", *(["positions"] if kind == "classify" else [])):
+            assert torch.equal(torch.cat([getattr(part, name) for part, _ in parts], dim=1), getattr(batch, name))
+        sizes = {part.input_ids.shape[1] for part, _ in parts}
+        assert max(sizes) - min(sizes) <= 1
+        if kind == "classify":
+            assert all(torch.equal(part.labels, batch.labels) for part, _ in parts)
+            assert [counts for _, counts in parts] == [True] + [False] * (stretches - 1)
+        else:
+            assert torch.equal(torch.cat([part.labels for part, _ in parts], dim=1), batch.labels)
+
+
+def test_a_row_shorter_than_its_processes_is_padded():
+    ids = torch.arange(2)
+    rows = torch.tensor([[4, 5], [6, 0]])
+    batch = Batch(ids, rows, rows > 0, labels=torch.where(rows > 0, rows, UNSCORED))
+    parts = [cut(batch, "lm", n, 3) for n in range(3)]
+    assert [part.input_ids.tolist() for part, _ in parts] == [[[4], [6]], [[5], [0]], [[0], [0]]]
+    assert [part.key_mask.tolist() for part, _ in parts] == [[[True], [True]], [[True], [False]], [[False], [False]]]
+    assert [counts for _, counts in parts] == [True, True, False]
+    assert parts[2][0].labels.tolist() == [[0], [UNSCORED]]  # one that does not count, since a mean over none is no number
+    assert cut(batch, "lm", 2, 3, for_loss=False)[0].labels.tolist() == [[UNSCORED], [UNSCORED]]

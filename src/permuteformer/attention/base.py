@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from permuteformer.ops.checks import can_look_at, check_flag, check_whole
 from permuteformer.ops.linear import count_positions
 from permuteformer.positions.base import POSITIONS, Compose, Copy, ExactBuffers, PositionEncoding
 from permuteformer.registry import Registry
+
+if TYPE_CHECKING:
+    from permuteformer.ops.sequence_parallel import SequenceGroup
 
 ATTENTIONS: Registry[type[Attention]] = Registry("attention", "permuteformer.attention")
 
@@ -57,9 +60,12 @@ class Attention(ExactBuffers):
     hooks: ClassVar[frozenset[str]] = frozenset()
     """Hooks of a position encoding that ``mix`` honours, of ``positions.HOOKS``."""
     modes: ClassVar[frozenset[str]] = frozenset({"bidirectional"})
-    """Of ``"bidirectional"``, ``"causal"``, ``"segments"`` (packed rows) and ``"state"`` (going on from earlier tokens)."""
+    """Of ``"bidirectional"``, ``"causal"``, ``"segments"`` (packed rows), ``"state"`` (going on from earlier tokens) and ``"spread"`` (rows
+    whose stretches are on several processes)."""
     shared_query_key: ClassVar[bool] = False
     """Whether queries and keys are one projection."""
+    sequence: SequenceGroup | None = None
+    """The processes that hold rows together with this one; ``None`` where each has its own."""
 
     def __init__(
         self,
@@ -107,6 +113,16 @@ class Attention(ExactBuffers):
         sees; ``segments``: ``b l``, tokens see their own segment only; ``state``: what an earlier call returned.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define mix")
+
+    def check_spread(self) -> None:
+        """Raise where this attention cannot mix rows whose stretches are on several processes."""
+        self.require("spread")
+
+    def spread(self, sequence: SequenceGroup | None) -> None:
+        """From now on take every call's tokens for a stretch of rows that these processes hold together; ``None``: for whole rows."""
+        if sequence is not None:
+            self.check_spread()
+        self.sequence = sequence
 
     def reset(self, copy: Copy = Tensor.copy_) -> None:
         """Fill buffers and parameters of its own as the constructor does; see ``PositionEncoding.reset``."""

@@ -109,6 +109,8 @@ class MultiHeadAttention(nn.Module):
         if segments is not None:
             starts = torch.nn.functional.pad(segments.diff(dim=1) != 0, (1, 1), value=True).nonzero()[:, 1]
             return [int(starts.diff().max()) - 1]
+        if self.attention.sequence is not None:
+            length *= self.attention.sequence.size  # about: the stretches of a row are mostly alike
         return [length - 1 if state is None else int(getattr(state, "next_position", torch.zeros(1)).max()) + length - 1]
 
 

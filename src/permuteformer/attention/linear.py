@@ -36,7 +36,7 @@ class LinearAttention(Attention):
     """
 
     hooks = frozenset({"transform", "bias", "log_decay"})
-    modes = frozenset({"bidirectional", "causal", "segments", "state"})
+    modes = frozenset({"bidirectional", "causal", "segments", "state", "spread"})
     exact = ("projection",)
     projection: Tensor
 
@@ -100,21 +100,32 @@ class LinearAttention(Attention):
     ) -> tuple[Tensor, Any]:
         if "bias" in self.position.hooks:
             return self._mix_with_bias(q, k, v, positions, key_mask, segments, state)
-        return linear_attention(
-            q,
-            k,
-            v,
+        given: dict[str, Any] = {
             **self.features,
-            positions=positions,
-            causal=self.causal,
-            log_decay=self.position.log_decay(),
-            two_sided=self.position.two_sided,
-            key_mask=key_mask,
-            segments=segments,
-            normalize=self.normalize,
-            state=state,
-            chunk_size=self.chunk_size,
-        )
+            "positions": positions,
+            "causal": self.causal,
+            "log_decay": self.position.log_decay(),
+            "two_sided": self.position.two_sided,
+            "key_mask": key_mask,
+            "segments": segments,
+            "normalize": self.normalize,
+            "chunk_size": self.chunk_size,
+        }
+        if self.sequence is None:
+            return linear_attention(q, k, v, state=state, **given)
+        from permuteformer.ops.sequence_parallel import sequence_parallel_attention
+
+        if state is not None:
+            raise ValueError("state must be left out where a row is spread over processes: going on from earlier tokens is for one process")
+        return sequence_parallel_attention(q, k, v, self.sequence, **given), None
+
+    def check_spread(self) -> None:
+        super().check_spread()
+        if "bias" in self.position.hooks:
+            raise ValueError(
+                "a bias is one number for each pair of tokens, and a pair may be on two processes: linear attention with a bias cannot be "
+                "spread; take an encoding of features (permute, rope, orthogonal) or a decay"
+            )
 
     @property
     def features(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Data = Annotated[Path | None, typer.Option(help="Data folder; else PERMUTEFORMER_DATA, else the user's cache.")]
 Shard = Annotated[bool, typer.Option("--shard", help="Share out weights and optimiser over the processes of torchrun (FSDP).")]
+Spread = Annotated[int, typer.Option("--sequence-parallel", help="Spread every sequence over so many processes of torchrun.", min=1)]
 Track = Annotated[list[str] | None, typer.Option(help="Where else metrics go: tensorboard (unless told), wandb, none. May be repeated.")]
 Workers = Annotated[int, typer.Option(help="Processes that make batches ahead.", min=0)]
 Minutes = Annotated[float, typer.Option(help="Save a checkpoint so often, besides at every validation.", min=0)]
@@ -37,6 +38,7 @@ def train(
     output: Annotated[Path | None, typer.Option(help="Run folder; runs/TASK-MODEL-seedN unless told. A run there is gone on with.")] = None,
     data: Data = None,
     shard: Shard = False,
+    sequence_parallel: Spread = 1,
     track: Track = None,
     workers: Workers = 0,
     checkpoint_minutes: Minutes = 10.0,
@@ -56,13 +58,14 @@ def train(
         given = {"path": words.pop(0)} if words and not words[0].startswith("--") else {}
         experiment = experiment_from_words(task, model, words, given, None if data is None else str(data))
         folder = output or Path("runs") / f"{task}-{experiment.model}-seed{experiment.seed}"
-        _run(experiment, folder, _how(data, shard, track, workers, checkpoint_minutes, quiet))
+        _run(experiment, folder, _how(data, shard, sequence_parallel, track, workers, checkpoint_minutes, quiet))
 
 
 def resume(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     data: Data = None,
     shard: Shard = False,
+    sequence_parallel: Spread = 1,
     track: Track = None,
     workers: Workers = 0,
     checkpoint_minutes: Minutes = 10.0,
@@ -74,7 +77,7 @@ def resume(
 
     with errors_in_words(*_errors()):
         content = read_run(run)
-        how = _how(data, shard, track, workers, checkpoint_minutes, quiet)
+        how = _how(data, shard, sequence_parallel, track, workers, checkpoint_minutes, quiet)
         _run(Experiment.from_json(content["experiment"]), run, how, content["cell"])
 
 
@@ -150,12 +153,15 @@ def fields(task: Annotated[str, typer.Argument(help="A task; `permuteformer data
         console.print(table)
 
 
-def _how(data: Path | None, shard: bool, track: list[str] | None, workers: int, checkpoint_minutes: float, quiet: bool) -> How:
+def _how(
+    data: Path | None, shard: bool, sequence_parallel: int, track: list[str] | None, workers: int, checkpoint_minutes: float, quiet: bool
+) -> How:
     from permuteformer.train.loop import How
 
     return How(
         data=None if data is None else str(data),
         shard=shard,
+        sequence_parallel=sequence_parallel,
         track=("tensorboard",) if track is None else tuple(name for name in track if name != "none"),
         workers=workers,
         checkpoint_minutes=checkpoint_minutes,

@@ -18,6 +18,7 @@ from permuteformer.attention import ATTENTIONS, Attention
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.ops.checks import can_look_at
+from permuteformer.ops.sequence_parallel import SequenceGroup
 from permuteformer.positions import Compose, PositionEncoding
 from permuteformer.registry import unknown
 
@@ -87,6 +88,9 @@ class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 class PermuteFormerModel(PermuteFormerPreTrainedModel):
     """Tokens to hidden states."""
+
+    sequence: SequenceGroup | None = None
+    """The processes that hold rows together with this one, as ``parallel.spread`` says."""
 
     def __init__(self, config: PermuteFormerConfig) -> None:
         super().__init__(config)
@@ -217,6 +221,13 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         return attention_mask[:, -length:].bool()
 
     def _cache(self, past: Any, use_cache: bool | None) -> PermuteFormerCache | None:
+        if self.sequence is not None:
+            if past is not None or use_cache:
+                raise ValueError(
+                    "past_key_values and use_cache are for rows on one process: a model that is spread does not generate; "
+                    "spread(model, None) takes it back"
+                )
+            return None
         if past is not None:
             if not self.has_state:
                 raise ValueError("past_key_values is for causal models with a state; this one sees its whole sequence in one call")
@@ -253,6 +264,11 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             )
         layer = None if cache is None else cache.layers[0]
         start = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        going_on = None if segment_ids is None else segment_ids[:, :1]
+        if self.sequence is not None:
+            stretches = self.sequence.stretches(key_mask, segment_ids, batch, length, device)
+            start = stretches.before_in_segment(self.sequence.rank).unsqueeze(-1)
+            going_on = None if stretches.first is None else stretches.first[self.sequence.rank].unsqueeze(-1)
         if layer is not None and layer.next_position is not None:
             start = layer.next_position.unsqueeze(-1)
         shown = torch.ones(batch, length, dtype=torch.int64, device=device) if key_mask is None else key_mask.long()
@@ -261,7 +277,9 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             begins = torch.nn.functional.pad(segment_ids.diff(dim=1) != 0, (1, 0))
             offset = torch.where(begins, counted - shown, 0).cummax(-1).values
             counted = counted - offset
-            going_on = segment_ids[:, :1] if layer is None or layer.last_segment is None else layer.last_segment.unsqueeze(-1)
+            if layer is not None and layer.last_segment is not None:
+                going_on = layer.last_segment.unsqueeze(-1)
+            assert going_on is not None
             start = torch.where(segment_ids == going_on, start, 0)
         counted = (counted - 1).clamp(min=0)
         return (start + counted).unsqueeze(-1)

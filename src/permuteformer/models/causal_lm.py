@@ -80,6 +80,11 @@ class PermuteFormerForCausalLM(PermuteFormerPreTrainedModel, GenerationMixin):  
         loss = None
         if labels is not None:
             check_labels(labels, self.config.vocab_size)
+            if self.model.sequence is not None and kwargs.get("shift_labels") is None:
+                raise ValueError(
+                    "labels are shifted by one, and the token after the last is on the next process: give shift_labels too, the token "
+                    "after each"
+                )
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states

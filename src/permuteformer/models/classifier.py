@@ -11,10 +11,14 @@ from transformers.utils import can_return_tuple
 
 from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel, check_extra
 from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.ops.sequence_parallel import SequenceGroup
 
 
 class Pooler(nn.Module):
     """A sequence as one vector, by the configuration's ``pooling``."""
+
+    sequence: SequenceGroup | None = None
+    """As of ``PermuteFormerModel``."""
 
     def __init__(self, config: PermuteFormerConfig) -> None:
         super().__init__()
@@ -22,17 +26,34 @@ class Pooler(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.pooling == "cls" else None
 
     def forward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """``b d`` of hidden states ``b l d``."""
+        """``b d`` of hidden states ``b l d``; the same on all processes where rows are spread over them."""
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask.bool()
-        rows = torch.arange(len(x), device=x.device)
-        if self.dense is not None:  # the first real token, wherever padding stands
-            return torch.tanh(self.dense(x[rows, mask.long().argmax(-1)]))
+        counts = mask.sum(1, keepdim=True)  # b n: real tokens of each process
+        if self.sequence is not None:
+            counts = self.sequence.stretches(mask, None, x.shape[0], x.shape[1], x.device).tokens.T
         if self.pooling == "mean":
-            total = x.masked_fill(~mask.unsqueeze(-1), 0).sum(1)
-            return total / mask.sum(1, keepdim=True).clamp(min=1)
-        places = torch.arange(x.shape[1], device=x.device)
-        last = torch.where(mask, places, 0).amax(-1)
-        return x[rows, last]
+            total = self._of_all(x.masked_fill(~mask.unsqueeze(-1), 0).sum(1))
+            return total / counts.sum(1, keepdim=True).clamp(min=1)
+        pick = _first if self.dense is not None else _last  # real token, wherever padding stands
+        chosen = x[torch.arange(len(x), device=x.device), pick(mask)]
+        if self.sequence is not None:
+            chosen = chosen.masked_fill((pick(counts > 0) != self.sequence.rank).unsqueeze(1), 0)
+        chosen = self._of_all(chosen)
+        return chosen if self.dense is None else torch.tanh(self.dense(chosen))
+
+    def _of_all(self, x: Tensor) -> Tensor:
+        """The sum over the processes that hold the rows."""
+        return x if self.sequence is None else self.sequence.total(x)
+
+
+def _first(there: Tensor) -> Tensor:
+    """The first place of each row, ``b``, where there is something; 0 where there is nothing."""
+    return there.long().argmax(-1)
+
+
+def _last(there: Tensor) -> Tensor:
+    places = torch.arange(there.shape[1], device=there.device)
+    return torch.where(there, places, 0).amax(-1)
 
 
 class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):

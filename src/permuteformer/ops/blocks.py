@@ -109,6 +109,8 @@ class Blocks:
     plain_normalizer: bool
     dtype: torch.dtype
     device: torch.device
+    last_segment: Tensor | None = None
+    """``b``: the segment that the carry from the right of the last block is of; ``None`` where there is none."""
 
     def __post_init__(self) -> None:
         starts = range(0, self.length, self.chunk)
@@ -182,7 +184,7 @@ class Blocks:
             return Reach(None)
         block = self.slices[n]
         here = self.segments[:, block]
-        after = self.segments[:, block.stop] if block.stop < self.length else None
+        after = self.segments[:, block.stop] if block.stop < self.length else self.last_segment
         return self._meet(None, here, here[:, 0], after)
 
     @staticmethod
@@ -279,6 +281,13 @@ class Blocks:
         """The carry with the keys of block n, seen from block n + 1: for attention that sees everything."""
         keys = self.keys(n, k, v, self.tables(n), parameters)
         return self.move(self.write(*keys, carry, None, Reach(None)), self.size(n))
+
+    def key_block(self, n: int, k: Tensor, v: Tensor, weight: Tensor | None, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """What the keys of block n come to by themselves, each by its weight ``b h C 1``. Positions are to be given."""
+        k_total, k, v = self.keys(n, k, v, self.tables(n), parameters)
+        if weight is None:
+            return v.transpose(-1, -2) @ k, k_total.sum(-2, keepdim=True)
+        return (v * weight).transpose(-1, -2) @ k, weight.transpose(-1, -2) @ k_total
 
     def read_block(self, n: int, q: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> Tensor:
         return self.divide(*self.read(*self.queries(n, q, self.tables(n), parameters), carry, None, None))

@@ -66,6 +66,7 @@ def linear_attention(
     normalize: bool = True,
     plain_normalizer: bool = False,
     state: LinearState | None = None,
+    after: LinearState | None = None,
     chunk_size: int | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, LinearState]:
@@ -87,6 +88,7 @@ def linear_attention(
         normalize: divide by the sum of weights (equation 2).
         plain_normalizer: take that sum from features before ``transform``.
         state: what earlier tokens left, as returned. Of segments, the first may go on from it.
+        after: with ``two_sided`` or segments, what later tokens left, decayed to the first of them: see ``absorb_keys``. With its segment.
         chunk_size: tokens a block; changes speed and rounding only.
         backend: ``"native"``, ``"torch"``, or ``"auto"``: native where it can be, as also the variable PERMUTEFORMER_BACKEND may say.
 
@@ -107,6 +109,8 @@ def linear_attention(
     True
     """
     _check(q, k, v, positions, causal, log_decay, two_sided, key_mask, segments, state)
+    if after is not None and (causal or not (two_sided or segments is not None)):
+        raise ValueError("after is what tokens on the right left: it is for two_sided=True, or segments that are not causal; leave it out")
     if chunk_size is not None:
         check_whole(chunk_size=chunk_size)
     b, h, length, _ = q.shape
@@ -114,6 +118,7 @@ def linear_attention(
     with without_autocast(q.device):
         size = feature_map(q[:, :, :1].to(dtype), *parameters).shape[-1]
         carry = _carry(state, (b, h, size, v.shape[-1]), q.device, dtype)
+        right = None if after is None else _carry(after, (b, h, size, v.shape[-1]), q.device, dtype)
         start = torch.zeros(b, dtype=torch.int64, device=q.device) if state is None else state.next_position
         ends = None if key_mask is None else torch.where(key_mask, torch.arange(1, length + 1, device=q.device), 0).amax(-1)
         if segments is not None:
@@ -168,13 +173,17 @@ def linear_attention(
             plain_normalizer=plain_normalizer,
             dtype=dtype,
             device=q.device,
+            last_segment=None if after is None else after.segment,
         )
         if relative and transform is not None and state is not None:
             carry = transport(transform, carry, transform.tables(-origin.view(-1, 1, 1)), plain_normalizer)
+        if relative and transform is not None and right is not None:
+            last = origin + blocks.slices[-1].start
+            right = transport(transform, right, transform.tables(-last.view(-1, 1, 1)), plain_normalizer)
         if one_step:
             out, carry = _step(blocks, q, k, v, carry, log_decay, parameters)
         elif causal or two_sided or segments is not None:
-            out, carry = torch_backend.scan(blocks, q, k, v, carry, log_decay, parameters)
+            out, carry = torch_backend.scan(blocks, q, k, v, carry, right, log_decay, parameters)
         else:
             out, carry = torch_backend.total(blocks, q, k, v, carry, parameters)
         if relative and transform is not None:
@@ -196,16 +205,20 @@ def absorb_keys(
     key_mask: Tensor | None = None,
     plain_normalizer: bool = False,
     state: LinearState | None = None,
+    log_decay: Tensor | None = None,
+    steps: Tensor | None = None,
 ) -> LinearState:
     """The first half of bidirectional attention: the state with these keys in it, to be read by ``read_state``.
 
     Arguments as of ``linear_attention``. With it a sequence can be gone through twice, piece by piece, and nothing is as long as it.
+    Each key is decayed by its own number of ``steps``, ``b l``, where there is a decay: so many as to the last token, it is the state that
+    goes on there.
     """
     blocks, carry = _whole(k, v.shape[-1], feature_map, parameters, transform, positions, key_mask, plain_normalizer, True, state)
     with without_autocast(k.device):
-        for n, block in enumerate(blocks.slices):
-            carry = Carry(*blocks.sum_block(n, k[:, :, block], v[:, :, block], carry, parameters))
-    return LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), positions[:, -1, 0].expand(len(k)) + 1)
+        own = torch_backend.key_sum(blocks, k, v, log_decay, steps, parameters)
+        kv, z = carry.kv + own.kv, carry.z + own.z
+    return LinearState(kv.transpose(-1, -2), z.squeeze(-2), positions[:, -1, 0].expand(len(k)) + 1)
 
 
 def read_state(

@@ -18,13 +18,23 @@ from permuteformer.ops.checks import without_autocast
 
 
 def scan(
-    blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, log_decay: Tensor | None, parameters: Sequence[Tensor]
+    blocks: Blocks,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    carry: Carry,
+    right: Carry | None,
+    log_decay: Tensor | None,
+    parameters: Sequence[Tensor],
 ) -> tuple[Tensor, Carry]:
-    """Attention by a carry that runs along the sequence: causal, or from both sides. Output ``b h l v``, last carry."""
+    """Attention by a carry that runs along the sequence: causal, or from both sides. Output ``b h l v``, last carry.
+
+    ``right``: what keys after the last block left, seen from that block; nothing unless given.
+    """
     if torch.compiler.is_compiling():  # the compiler itself decides what to keep and what to compute again
-        out, final, _, _ = _scan(blocks, q, k, v, carry, log_decay, parameters)
+        out, final, _, _ = _scan(blocks, q, k, v, carry, right, log_decay, parameters)
         return out, final
-    out, *final = _Scan.apply(blocks, q, k, v, *carry, log_decay, *parameters)
+    out, *final = _Scan.apply(blocks, q, k, v, *carry, *(right or (None, None)), log_decay, *parameters)
     return out, Carry(*final)
 
 
@@ -36,14 +46,29 @@ def total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, paramet
     return out, Carry(*final)
 
 
+def key_sum(blocks: Blocks, k: Tensor, v: Tensor, log_decay: Tensor | None, steps: Tensor | None, parameters: Sequence[Tensor]) -> Carry:
+    """The sum of all keys, each decayed by its ``steps``, ``b l``. Positions of the blocks are to be given."""
+    if torch.compiler.is_compiling():
+        return _key_sum(blocks, k, v, log_decay, steps, parameters)
+    return Carry(*_KeySum.apply(blocks, k, v, log_decay, steps, *parameters))
+
+
 def _scan(
-    blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, left: Carry, log_decay: Tensor | None, parameters: Sequence[Tensor], keep: bool = False
+    blocks: Blocks,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    left: Carry,
+    right: Carry | None,
+    log_decay: Tensor | None,
+    parameters: Sequence[Tensor],
+    keep: bool = False,
 ) -> tuple[Tensor, Carry, list[Carry], list[Carry]]:
     """Output, last carry, and the carries that each block met from the left (with ``keep``) and from the right."""
     powers = _powers(blocks, log_decay)
     rights: list[Carry] = []
     if not blocks.causal:
-        rights.append(_zeros(left))
+        rights.append(_zeros(left) if right is None else right)
         for n in range(len(blocks.slices) - 1, 0, -1):
             block = blocks.slices[n]
             rights.append(Carry(*blocks.right_block(n, k[:, :, block], v[:, :, block], rights[-1], powers[blocks.size(n)], parameters)))
@@ -52,9 +77,9 @@ def _scan(
     for n, block in enumerate(blocks.slices):
         if keep:
             lefts.append(left)
-        right = rights[n] if rights else None
+        met = rights[n] if rights else None
         out[:, :, block], *after = blocks.scan_block(
-            n, q[:, :, block], k[:, :, block], v[:, :, block], left, right, powers[blocks.size(n)], parameters
+            n, q[:, :, block], k[:, :, block], v[:, :, block], left, met, powers[blocks.size(n)], parameters
         )
         left = Carry(*after)
     return out, left, lefts, rights
@@ -63,10 +88,21 @@ def _scan(
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, log_decay: Tensor | None, *parameters: Tensor
+        ctx: Any,
+        blocks: Blocks,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Tensor,
+        z: Tensor,
+        right_kv: Tensor | None,
+        right_z: Tensor | None,
+        log_decay: Tensor | None,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         keep = any(ctx.needs_input_grad)
-        out, final, lefts, rights = _scan(blocks, q, k, v, Carry(kv, z), log_decay, parameters, keep)
+        right = None if right_kv is None or right_z is None else Carry(right_kv, right_z)
+        out, final, lefts, rights = _scan(blocks, q, k, v, Carry(kv, z), right, log_decay, parameters, keep)
         ctx.blocks, ctx.parameters = blocks, len(parameters)
         ctx.save_for_backward(q, k, v, log_decay, *parameters, *(x for carry in (*lefts, *rights) for x in carry))
         return out, *final
@@ -81,7 +117,7 @@ class _Scan(torch.autograd.Function):
     def _backward(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
         blocks: Blocks = ctx.blocks
         q, k, v, log_decay, *rest = ctx.saved_tensors
-        need_q, need_k, need_v, _, _, need_decay, *need_parameters = ctx.needs_input_grad[1:]
+        need_q, need_k, need_v, _, _, need_right, _, need_decay, *need_parameters = ctx.needs_input_grad[1:]
         parameters = [_leaf(x, need) for x, need in zip(rest[: ctx.parameters], need_parameters, strict=True)]
         carries = [Carry(*pair) for pair in zip(rest[ctx.parameters :: 2], rest[ctx.parameters + 1 :: 2], strict=True)]
         lefts, rights = carries[: len(blocks.slices)], carries[len(blocks.slices) :]
@@ -119,7 +155,7 @@ class _Scan(torch.autograd.Function):
 
         d_parameters, d_powers = tape.sums[: len(parameters)], tape.sums[len(parameters) :]
         d_decay = torch.autograd.grad(all_powers, log_decay, d_powers)[0] if log_decay is not None and need_decay else None
-        return None, dq, dk, dv, *d_left, d_decay, *d_parameters
+        return None, dq, dk, dv, *d_left, *(d_right if need_right else (None, None)), d_decay, *d_parameters
 
 
 def _total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> tuple[Tensor, Carry]:
@@ -180,6 +216,49 @@ class _Total(torch.autograd.Function):
             dk[:, :, block], dv[:, :, block] = tape.pull(handed, d_carry, (key, value))
             d_carry = blocks.move(d_carry, -blocks.size(n))
         return None, dq, dk, dv, *d_carry, *tape.sums
+
+
+def _key_sum(blocks: Blocks, k: Tensor, v: Tensor, log_decay: Tensor | None, steps: Tensor | None, parameters: Sequence[Tensor]) -> Carry:
+    parts = [
+        blocks.key_block(n, k[:, :, block], v[:, :, block], _weight(blocks, n, log_decay, steps), parameters)
+        for n, block in enumerate(blocks.slices)
+    ]
+    return Carry(*(sum(part[1:], part[0]) for part in zip(*parts, strict=True)))
+
+
+class _KeySum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, blocks: Blocks, k: Tensor, v: Tensor, log_decay: Tensor | None, steps: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.blocks = blocks
+        ctx.save_for_backward(k, v, log_decay, steps, *parameters)
+        return _key_sum(blocks, k, v, log_decay, steps, parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
+        blocks: Blocks = ctx.blocks
+        k, v, log_decay, steps, *parameters = ctx.saved_tensors
+        need_k, need_v, need_decay, _, *need_parameters = ctx.needs_input_grad[1:]
+        parameters = [_leaf(x, need) for x, need in zip(parameters, need_parameters, strict=True)]
+        log_decay = None if log_decay is None else _leaf(log_decay, need_decay)
+        tape = _Tape([*parameters, *(() if log_decay is None else (log_decay,))])
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        with without_autocast(d_kv.device):
+            for n, block in enumerate(blocks.slices):
+                key, value = _leaf(k[:, :, block], need_k), _leaf(v[:, :, block], need_v)
+                with torch.enable_grad():
+                    part = blocks.key_block(n, key, value, _weight(blocks, n, log_decay, steps), parameters)
+                dk[:, :, block], dv[:, :, block] = tape.pull(part, (d_kv, d_z), (key, value))
+        return None, dk, dv, None if log_decay is None else tape.sums[-1], None, *tape.sums[: len(parameters)]
+
+
+def _weight(blocks: Blocks, n: int, log_decay: Tensor | None, steps: Tensor | None) -> Tensor | None:
+    """r to the power of the steps of a block's tokens: ``b h C 1``."""
+    if log_decay is None or steps is None:
+        return None
+    return (log_decay.to(blocks.dtype).view(-1, 1) * steps[:, None, blocks.slices[n]]).exp().unsqueeze(-1)
 
 
 class _Tape:

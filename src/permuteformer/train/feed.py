@@ -15,6 +15,7 @@ from permuteformer.tasks import Batch, Task
 from permuteformer.tasks.base import UNSCORED
 from permuteformer.tasks.batches import BatchSampler
 from permuteformer.train.interrupt import ignore_signals
+from permuteformer.train.stretches import Place, cut
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Piece:
     batch: Batch
     counts: bool = True
     """False where a process has nothing left when another has: it computes along, since they wait for each other, and adds nothing."""
+    scores: bool = True
+    """False where another process counts the labels of these rows, of which this one holds a stretch."""
 
     @property
     def scored(self) -> int:
         """Labels that the loss is the mean over."""
-        return int((self.batch.labels != UNSCORED).sum()) if self.counts else 0
+        return int((self.batch.labels != UNSCORED).sum()) if self.counts and self.scores else 0
 
     @property
     def tokens(self) -> int:
@@ -38,7 +41,7 @@ class Piece:
 
     def to(self, device: torch.device) -> Piece:
         """The same on another device."""
-        return Piece(self.batch.to(device), self.counts)
+        return Piece(self.batch.to(device), self.counts, self.scores)
 
 
 def chosen(count: int, items: int | None) -> np.ndarray:
@@ -58,8 +61,7 @@ def training_batches(
     seed: int,
     epoch: int,
     start: int = 0,
-    process: int = 0,
-    processes: int = 1,
+    place: Place = Place(),  # noqa: B008
     workers: int = 0,
 ) -> DataLoader[list[Piece]]:
     """The shares of one epoch, from its batch number ``start`` on. All processes together see the batches of one process."""
@@ -69,8 +71,8 @@ def training_batches(
     order = BatchSampler(len(used), batch_size, seed=seed, epoch=epoch, lengths=lengths, start=start)
     return DataLoader(
         _Chosen(dataset, used),  # type: ignore[arg-type]
-        batch_sampler=_Shares(order, process, processes, micro_batch_size),
-        collate_fn=_Pieces(task, micro_batch_size),
+        batch_sampler=_Shares(order, place.share, place.shares, micro_batch_size),
+        collate_fn=_Pieces(task, micro_batch_size, place.stretch, place.stretches),
         num_workers=workers,
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,  # else they outlive a process that is killed
         worker_init_fn=ignore_signals,
@@ -79,9 +81,14 @@ def training_batches(
 
 
 def evaluation_batches(
-    task: Task, split: str, *, batch_size: int, items: int | None, process: int = 0, processes: int = 1
+    task: Task,
+    split: str,
+    *,
+    batch_size: int,
+    items: int | None,
+    place: Place = Place(),  # noqa: B008
 ) -> Iterator[tuple[int, Batch]]:
-    """Batches of a split with their numbers: every ``processes``-th of them.
+    """Batches of a split with their numbers, of which each share has its own, dealt in turn.
 
     Every process gets as many, since a sharded model computes on all of them at once: one without a batch of its own gets the first,
     with the number -1.
@@ -89,9 +96,12 @@ def evaluation_batches(
     dataset = task.dataset(split)
     used = chosen(len(dataset), items)
     batches = list(BatchSampler(len(used), batch_size, shuffle=False, lengths=task.lengths(split)[used]))
-    for number in range(process, -(-len(batches) // processes) * processes, processes):
+    for number in range(place.share, -(-len(batches) // place.shares) * place.shares, place.shares):
         own = number < len(batches)
-        yield number if own else -1, task.collate(_items(dataset, used[batches[number if own else 0]]))
+        batch = task.collate(_items(dataset, used[batches[number if own else 0]]))
+        if place.stretches > 1:
+            batch = cut(batch, task.kind, place.stretch, place.stretches, for_loss=False)[0]
+        yield number if own else -1, batch
 
 
 class _Shares(Sampler[list[int]]):
@@ -121,14 +131,20 @@ class _Chosen(Dataset[tuple[Any, bool]]):
 
 
 class _Pieces:
-    def __init__(self, task: Task, size: int | None) -> None:
-        self.task, self.size = task, size
+    def __init__(self, task: Task, size: int | None, stretch: int, stretches: int) -> None:
+        self.task, self.size, self.stretch, self.stretches = task, size, stretch, stretches
 
     def __call__(self, items: Sequence[tuple[Any, bool]]) -> list[Piece]:
         own = [item for item, counts in items if counts]
         size = self.size or max(len(own), 1)
-        pieces = [Piece(self.task.collate(own[n : n + size])) for n in range(0, len(own), size)]
-        return pieces + [Piece(self.task.collate([item]), counts=False) for item, counts in items if not counts]
+        pieces = [self._piece(own[n : n + size], True) for n in range(0, len(own), size)]
+        return pieces + [self._piece([item], False) for item, counts in items if not counts]
+
+    def _piece(self, items: list[Any], counts: bool) -> Piece:
+        batch, scores = self.task.collate(items), True
+        if self.stretches > 1:
+            batch, scores = cut(batch, self.task.kind, self.stretch, self.stretches)
+        return Piece(batch, counts, scores)
 
 
 def _items(dataset: Sequence[Any], numbers: np.ndarray) -> list[Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
@@ -17,6 +18,7 @@ from permuteformer.experiments.base import Experiment
 from permuteformer.experiments.layout import ENVIRONMENT, RESULT
 from permuteformer.folders import read_json
 from permuteformer.models import PermuteFormerConfig
+from permuteformer.models.parallel import spread
 from permuteformer.tasks import SPLITS, Task
 from permuteformer.train import checkpoint
 from permuteformer.train.build import build_config, build_model, build_task
@@ -33,6 +35,7 @@ from permuteformer.train.run import Run, finished
 from permuteformer.train.saved import describe
 from permuteformer.train.start import advice, end, start, start_trackers
 from permuteformer.train.state import Cursor, seed_all
+from permuteformer.train.stretches import find_place
 from permuteformer.train.tell import Teller
 from permuteformer.train.together import on_main
 from permuteformer.train.update import Updater
@@ -49,6 +52,8 @@ class How:
     """The data folder."""
     shard: bool = False
     """Share out weights and optimiser over the processes (FSDP), where each has its own copy otherwise (DDP)."""
+    sequence_parallel: int = 1
+    """Spread every row over so many processes, a stretch each; groups of them share out the batch."""
     track: Sequence[str] = ("tensorboard",)
     """Trackers of Accelerate: tensorboard, wandb, and others it knows."""
     workers: int = 0
@@ -64,14 +69,14 @@ def train(experiment: Experiment, folder: Path, how: How = How(), cell: Mapping[
 
     Interrupted by SIGTERM or Ctrl-C it saves, and returns the status ``"interrupted"``.
     """
-    accelerator = start(experiment.precision, how.track, how.shard, folder)
+    accelerator = start(experiment.precision, how.track, how.shard, how.sequence_parallel, folder)
     try:
         if result := on_main(accelerator, lambda: finished(folder, experiment)):
             return result
         task = build_task(experiment.task, experiment.task_options, how.data)
         on_main(accelerator, lambda: bool(task.prepare()))
         config = build_config(experiment.model, experiment.model_fields, task)
-        _check(experiment, task, config)
+        _check(experiment, task, config, how)
         run = Run(folder, experiment, {"cell": cell, "task": describe(task), "config": config.to_dict()})
         with ExitStack() as opened, full_disk_in_words(folder, run.checkpoints), Interruption() as interruption:
             on_main(accelerator, lambda: bool(opened.enter_context(run)))
@@ -80,8 +85,11 @@ def train(experiment: Experiment, folder: Path, how: How = How(), cell: Mapping[
         end(accelerator)
 
 
-def _check(experiment: Experiment, task: Task, config: PermuteFormerConfig) -> None:
-    """Raise where something will be lacking at the end, before there is a folder."""
+def _check(experiment: Experiment, task: Task, config: PermuteFormerConfig, how: How) -> None:
+    """Raise where something does not fit, or will be lacking at the end, before there is a folder."""
+    if how.sequence_parallel > 1:
+        with torch.device("meta"):
+            config.build_layer(0).attention.check_spread()
     for split in SPLITS:
         if not len(task.dataset(split)):
             raise ValueError(f"the {split} split of {task.name} is empty: training needs {', '.join(SPLITS)}")
@@ -111,6 +119,8 @@ class Trainer:
         self.teller = Teller(run, accelerator, self.display, self.steps_per_epoch)
         seed_all(experiment.seed)
         model = build_model(config, task.kind)
+        self.place = find_place(accelerator, how.sequence_parallel)
+        spread(model, self.place.sequence)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.updater = Updater(model, task.kind, experiment, accelerator, how.shard)
         seed_all(experiment.seed + 1_000_003 * accelerator.process_index)  # dropout differs between processes
@@ -166,7 +176,7 @@ class Trainer:
 
     def _shares(self) -> Iterator[list[Piece]]:
         """This process's share of every batch that is left."""
-        experiment, accelerator = self.experiment, self.accelerator
+        experiment = self.experiment
         while self.cursor.step < self.steps:
             epoch, start = divmod(self.cursor.step, self.steps_per_epoch)
             shares = training_batches(
@@ -178,8 +188,7 @@ class Trainer:
                 seed=experiment.seed,
                 epoch=epoch,
                 start=start,
-                process=accelerator.process_index,
-                processes=accelerator.num_processes,
+                place=self.place,
                 workers=self.how.workers,
             )
             for share in shares:
@@ -238,6 +247,7 @@ class Trainer:
                 batch_size=size,
                 items=items,
                 accelerator=self.accelerator,
+                place=self.place,
                 progress=bar,
                 interrupted=lambda: self.interruption.received is not None,
             )

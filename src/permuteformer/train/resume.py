@@ -27,7 +27,8 @@ def save(trainer: Trainer) -> None:
     tensors = {"model": model_tensors(updater.bare), "optimizer": optimizer_tensors(updater.bare, updater.optimizer)}
     own = [random_state(accelerator.device)]
     randoms = gather_object(own) if accelerator.num_processes > 1 else own
-    state = {"cursor": cursor.to_json(), "random": randoms, "items": trainer.items, "shard": trainer.how.shard}
+    how = trainer.how
+    state = {"cursor": cursor.to_json(), "random": randoms, "items": trainer.items, "shard": how.shard, "stretches": how.sequence_parallel}
     if accelerator.scaler is not None:
         state["scaler"] = accelerator.scaler.state_dict()
 
@@ -55,6 +56,8 @@ def resume(trainer: Trainer) -> None:
         )
     if state.get("shard", trainer.how.shard) != trainer.how.shard:
         raise ValueError(f"{run.path} was begun {'with' if state['shard'] else 'without'} --shard: go on as it was begun")
+    if state.get("stretches", 1) != trainer.how.sequence_parallel:
+        raise ValueError(f"{run.path} was begun with --sequence-parallel {state.get('stretches', 1)}: go on as it was begun")
     if state.get("items", trainer.items) != trainer.items:
         raise ValueError(
             f"the data of {run.path} has changed: it had {state['items']:,} items to train on, and has {trainer.items:,}: "

@@ -16,6 +16,7 @@ from accelerate.utils import DistributedDataParallelKwargs, LoggerType, ProjectC
 
 from permuteformer.experiments.base import Experiment
 from permuteformer.folders import write_whole
+from permuteformer.ops.checks import check_whole
 from permuteformer.registry import unknown
 
 PACKAGES = {"comet_ml": "comet-ml"}
@@ -24,13 +25,12 @@ PACKAGES = {"comet_ml": "comet-ml"}
 WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA"
 
 
-def start(precision: str, track: Sequence[str], shard: bool, folder: Path) -> Accelerator:
+def start(precision: str, track: Sequence[str], shard: bool, sequence_parallel: int, folder: Path) -> Accelerator:
     """The processes of this run, and where its trackers write. ``end`` ends it."""
     _check_trackers(track)
     if precision == "float16" and not torch.cuda.is_available():
         raise ValueError("precision float16 needs a GPU; on a CPU use float32 or bfloat16")
-    if shard and int(os.environ.get("WORLD_SIZE", 1)) < 2:
-        raise ValueError("--shard shares out a model over processes, and this is one: torchrun --nproc-per-node 2 -m permuteformer train …")
+    _check_processes(int(os.environ.get("WORLD_SIZE", 1)), shard, sequence_parallel)
     return Accelerator(
         cpu=not torch.accelerator.is_available(),  # not told so, it makes no processes of torchrun's out of those without a GPU
         mixed_precision={"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[precision],
@@ -69,6 +69,18 @@ def advice(precision: str, device: torch.device) -> str:
         "bfloat16 on a CPU: some virtual machines say that they have AMX and do not let it be used; if this ends with an illegal "
         f"instruction, set {WITHOUT_AMX}=AVX512_CORE_FP16 and give the command again"
     )
+
+
+def _check_processes(processes: int, shard: bool, sequence_parallel: int) -> None:
+    if shard and processes < 2:
+        raise ValueError("--shard shares out a model over processes, and this is one: torchrun --nproc-per-node 2 -m permuteformer train …")
+    check_whole(sequence_parallel=sequence_parallel)
+    if processes % sequence_parallel:
+        there = "this is one" if processes == 1 else f"these are {processes}"
+        raise ValueError(
+            f"--sequence-parallel {sequence_parallel} spreads every row over {sequence_parallel} processes, and {there}: start so many, "
+            f"or a multiple, torchrun --nproc-per-node {sequence_parallel} -m permuteformer train … --sequence-parallel {sequence_parallel}"
+        )
 
 
 def _check_trackers(track: Sequence[str]) -> None:

@@ -137,7 +137,7 @@ def cases(kind: str, length: int, features: int, dtype: torch.dtype, device: str
     )
     encoding = Permute(HEADS, features).to(device)
     log_decay = Decay(HEADS).to(device).log_decay() if causal else None
-    arguments = {"feature_map": relu_eps, "causal": causal, "log_decay": log_decay}
+    arguments: dict[str, Any] = {"feature_map": relu_eps, "causal": causal, "log_decay": log_decay}
 
     def ours(**more: Any) -> Callable[[], Tensor]:
         return lambda: linear_attention(q, k, v, **arguments, **more)[0]

@@ -47,11 +47,12 @@ def asked(backend: str | None) -> str:
 def in_use(device: str = "cpu") -> str:
     """What computes linear attention on a device wherever it can: ``"native avx2"``, ``"cuda"``, or ``"torch"``."""
     wanted = asked(None)
-    if device == "cuda":
-        there = not gpu.why_not(torch.device("cpu"), torch.bfloat16, causal=True, gated=False)
-        return "cuda" if there and wanted in ("auto", "cuda") else "torch"
+    if device == "cuda" and wanted in ("auto", "cuda"):
+        return "torch" if gpu.why_not(torch.device(device), torch.bfloat16, causal=False, gated=False) else "cuda"
     kernel = load()
-    return "torch" if isinstance(kernel, str) or wanted not in ("auto", "native") else f"native {kernel.instruction_set}"
+    if device != "cpu" or wanted not in ("auto", "native") or isinstance(kernel, str):
+        return "torch"
+    return f"native {kernel.instruction_set}"
 
 
 def choose(backend: str | None, call: Call) -> str:

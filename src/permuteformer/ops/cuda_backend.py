@@ -117,7 +117,7 @@ def _scan(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     constant = None if gates is not None or log_decay is None else log_decay.detach()
     if segments is None:
-        call = torch.ops.permuteformer.chunked if torch.compiler.is_compiling() else _fla
+        call = torch.ops.permuteformer.chunked if torch.compiler.is_compiling() else _Fla.apply
         out, carry = call(q, k, v, carry.contiguous(), gates, constant)
         return out.transpose(1, 2), carry
     # Rows one after another, each segment a sequence; the first of a row may go on from the carry, the last leaves one.
@@ -131,7 +131,7 @@ def _scan(
     states = carry.new_zeros(len(places), *carry.shape[1:]).index_copy(0, number[:, 0], carry)
     q, k, v = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v))
     gates = None if gates is None else gates.flatten(0, 1).unsqueeze(0)
-    out, states = _fla(q, k, v, states, gates, constant, ends)
+    out, states = _Fla.apply(q, k, v, states, gates, constant, ends)
     return out.view(b, length, *out.shape[2:]).transpose(1, 2), states.index_select(0, number[:, -1])
 
 
@@ -155,6 +155,24 @@ def _fla(
     return chunk_simple_gla(  # type: ignore[no-any-return]
         q, k, v, g=gates, g_gamma=log_decay, scale=1.0, initial_state=state, output_final_state=True, cu_seqlens=ends
     )
+
+
+class _Fla(torch.autograd.Function):
+    """The same, where a second derivative is refused: fla's own backward would leave it out."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)):
+            ctx.inside = [x.detach().requires_grad_() if need else x for x, need in zip(inputs, ctx.needs_input_grad, strict=True)]
+            ctx.outputs = _fla(*ctx.inside)
+        return ctx.outputs[0].detach(), ctx.outputs[1].detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = [x for x, need in zip(ctx.inside, ctx.needs_input_grad, strict=True) if need]
+        found = iter(torch.autograd.grad(ctx.outputs, wanted, gradients, retain_graph=True))
+        return tuple(next(found) if need else None for need in ctx.needs_input_grad)
 
 
 # fla forbids torch.compile to look at its function: for a compiled graph it is an operator, whose backward runs it once more.

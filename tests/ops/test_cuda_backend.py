@@ -1,5 +1,6 @@
 """The GPU's path computes the paper: on a GPU where there is one, else in Triton's interpreter on the CPU."""
 
+import gc
 import importlib.util
 import math
 import warnings
@@ -8,6 +9,8 @@ import pytest
 import torch
 from checks import assert_close
 from interpreted import prepare_fla
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from permuteformer.ops import gpu, reference
 from permuteformer.ops.backend import MAPS, VARIABLE, in_use
@@ -179,6 +182,33 @@ def test_bidirectional_on_a_grid(name):
     assert_same(
         x, transform=Permute(H, 48, axes=2).to(DEVICE), positions=positions, feature_map=FEATURE_MAPS[name], normalize=name != "relu"
     )
+
+
+class Made(TorchDispatchMode):
+    """Remembers the memory of features that are made inside."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.permuteformer.features.default:
+            self.made.append(StorageWeakRef(result.untyped_storage()))
+        return result
+
+    def __enter__(self):
+        self.made = []
+        return super().__enter__()
+
+
+@needs_triton
+def test_features_are_not_kept_where_bidirectional():
+    x = [t.requires_grad_() for t in tensors(20, 12, 5)]
+    with Made() as forward:
+        out, state = linear_attention(*x, feature_map=relu_eps, transform=Permute(H, 12).to(DEVICE), backend="cuda")
+    assert len(forward.made) == 2
+    gc.collect()  # the interpreter's own cycles
+    assert all(memory.expired() for memory in forward.made)
+    with Made() as backward:
+        torch.autograd.grad([out.sum(), state.kv.sum()], x)
+    assert len(backward.made) == 2
 
 
 @needs_triton

@@ -6,6 +6,9 @@ features in the absolute frame, as a permutation is exact at any position.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,14 +74,14 @@ def attend(
     m, size = q.shape[-1], v.shape[-1]
     width, wide = _up(m), _up(size + 1)
     turns = turns_of(rotation, start, positions)
-    q, k = (features(x, rotation, turns, shown, MAPS[feature_map], width, causal) for x in (q, k))  # b h l width
+    make = partial(features, rotation=rotation, turns=turns, shown=shown, map=MAPS[feature_map], width=width, tokens_first=causal)
     v, bad = values(v, shown, wide, causal, finite=causal)  # b h l wide
     carry = F.pad(torch.cat([kv, z.unsqueeze(-1)], dim=-1), (0, wide - size - 1, 0, width - m))
     if causal:
+        q, k = make(q), make(k)  # b h l width
         out, carry = _scan(q, k, v, carry, _gates(log_decay, shown, q, segments), log_decay, segments, first_segment)
     else:
-        carry = carry + k.transpose(-1, -2) @ v
-        out = q @ carry
+        out, carry = _total(q, k, v, carry, make)
     out, total = out[..., :size], out[..., size : size + 1]
     kv, z = carry[..., :m, :size], carry[..., :m, size]
     if causal:
@@ -88,6 +91,29 @@ def attend(
     if normalize:
         out = out / total.masked_fill(total == 0, 1)
     return out, kv, z
+
+
+def _total(q: Tensor, k: Tensor, v: Tensor, carry: Tensor, make: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Numerators and sums of weights, ``b h l wide``, and the carry with all the keys."""
+    with _made_again(keys := make(k), partial(make, k.detach())):
+        carry = carry + keys.transpose(-1, -2) @ v
+    with _made_again(queries := make(q), partial(make, q.detach())):
+        return queries @ carry, carry
+
+
+def _made_again(made: Tensor, again: Callable[[], Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """Inside, autograd keeps nothing of ``made``: the backward pass calls ``again``. In a compiled graph the compiler decides."""
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    place = made.untyped_storage().data_ptr()
+
+    def pack(x: Tensor) -> Any:
+        return (x.shape, x.stride(), x.storage_offset()) if x.untyped_storage().data_ptr() == place else x
+
+    def unpack(kept: Any) -> Tensor:
+        return kept if isinstance(kept, Tensor) else again().as_strided(*kept)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _up(size: int) -> int:

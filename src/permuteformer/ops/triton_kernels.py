@@ -69,8 +69,7 @@ def features_back_kernel(
     gradient = tl.load(place, mask=real, other=0).to(tl.float32)
     if MAP == 2:
         gradient *= 2 * value
-    gradient = tl.where(value <= 0, 0.0, gradient)
-    gradient = tl.where(real, gradient, 0.0)
+    gradient = tl.where(value <= 0, 0.0, gradient)  # and where nothing was read
     place = d_x + row * d_x_row + head * d_x_head + far * d_x_token + feature[None, :] * d_x_feature
     tl.store(place, gradient.to(d_x.dtype.element_ty), mask=(token < length)[:, None] & (feature < features)[None, :])
 

@@ -461,3 +461,8 @@ def test_tables_of_a_permutation_are_moved_once():
     assert encoding.rotation(meta) is first
     encoding.load_state_dict(Permute(H, 12, seed=1).state_dict())
     assert encoding.rotation(meta) is not first
+
+    another = Permute(H, 12)
+    step = torch.compile(lambda x: x + another.rotation(x.device).cycles, fullgraph=True, backend="aot_eager")
+    assert step(torch.zeros(1, 3, device=meta)).device == meta
+    assert another.rotation(meta) is another.rotation(meta)

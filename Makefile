@@ -1,11 +1,13 @@
 # make run    the paper's tables in small, on data that comes along: at most 6 minutes on two cores
 # make test   everything that must hold: ruff, mypy, import-linter, pytest
-# Both need python3 (3.10 or newer) and make; they create .venv and install what they use, at the versions of constraints.txt.
+# make gpu    the GPU's kernels, on a GPU or in Triton's interpreter: installs triton and fla too (1 GB)
+# They need python3 (3.10 or newer) and make; they create .venv and install what they use, at the versions of constraints.txt.
 
 PYTHON ?= python3
 BIN := .venv/bin
+comma := ,
 
-.PHONY: run test slow bench format clean
+.PHONY: run test gpu slow bench format clean
 
 run: .venv/run
 	$(BIN)/permuteformer reproduce --preset quick
@@ -16,6 +18,9 @@ test: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 -q
+
+gpu: .venv/cuda
+	$(BIN)/pytest -n 2 -q tests/ops/test_cuda_backend.py tests/ops/test_gpu_benchmark.py
 
 slow: .venv/dev
 	$(BIN)/pytest -q -m slow
@@ -31,8 +36,8 @@ clean:
 	rm -rf .venv
 
 # A stamp for each set of extras that was installed; a change of pyproject.toml, constraints.txt or the kernel installs again.
-.venv/run .venv/dev: pyproject.toml constraints.txt hatch_build.py $(wildcard src/permuteformer/ops/native/*.cpp src/permuteformer/ops/native/*.h)
+.venv/run .venv/dev .venv/cuda: pyproject.toml constraints.txt hatch_build.py $(wildcard src/permuteformer/ops/native/*.cpp src/permuteformer/ops/native/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; this is %d.%d. Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" % sys.version_info[:2])'
 	@test -x $(BIN)/python || { rm -rf .venv; $(PYTHON) -m venv .venv; }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.$(if $(filter dev,$(@F)),[dev])'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.$(if $(filter dev cuda,$(@F)),[dev$(if $(filter cuda,$(@F)),$(comma)cuda)])'
 	@touch $@

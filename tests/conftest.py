@@ -3,9 +3,16 @@ import os
 # bfloat16 products kill the process on virtual machines that advertise AMX without granting it; set before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+# Kernels for a GPU are compared with float64: products in full float32, and where there is no GPU, in Triton's interpreter on the CPU.
+# Triton looks at this when it is imported.
+os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+
 import hypothesis
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=40, derandomize=True)
 hypothesis.settings.load_profile("tests")

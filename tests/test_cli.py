@@ -130,11 +130,15 @@ def test_experiments_have_the_papers_numbers_and_the_command():
 
 
 def test_info_says_who_computes(monkeypatch):
-    assert "linear attention" in run("info")
+    found = run("info")
+    assert "linear attention" in found
+    assert "permuteformer[cuda]" in found or "Triton and batched products" in found
+    monkeypatch.setenv("PERMUTEFORMER_BACKEND", "native")
+    assert "on a GPU" in run("info")
     monkeypatch.setenv("PERMUTEFORMER_BACKEND", "torch")
     assert "PyTorch, in blocks" in run("info")
     monkeypatch.setenv("PERMUTEFORMER_BACKEND", "fast")
-    assert "PERMUTEFORMER_BACKEND must be one of auto, native, torch; it is 'fast'" in run("info", code=1)
+    assert "PERMUTEFORMER_BACKEND must be one of auto, native, cuda, torch; it is 'fast'" in run("info", code=1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DATA_PAGE = ROOT / "docs" / "data.md"
+GPU_PAGE = ROOT / "docs" / "gpu.md"
+PAGES = (README, DATA_PAGE, GPU_PAGE)
 RESULTS = ROOT / "results" / "core"
 
 
@@ -78,7 +80,7 @@ def test_files_that_the_readme_names_are_there():
     assert named == there, f"not on the README's map: {there - named}; not there: {named - there}"
 
 
-@pytest.mark.parametrize("page", [README, DATA_PAGE])
+@pytest.mark.parametrize("page", PAGES)
 def test_numbers_are_those_of_the_results(page):
     assert with_numbers(page) == page.read_text(), "run: python tests/test_readme.py"
 
@@ -88,8 +90,8 @@ def with_numbers(page: Path) -> str:
     text = page.read_text()
     for part in re.findall(r"<!-- (\w+) -->", text):
         rows = NUMBERS[part]()
-        if part in ("import", "long", "pairs", "kernel"):  # in a sentence
-            text = re.sub(rf"<!-- {part} -->.*?(?= times| \(`python| %)", f"<!-- {part} -->{rows[0]}", text)
+        if part in ("import", "long", "pairs", "kernel", "registers"):  # in a sentence
+            text = re.sub(rf"<!-- {part} -->.*?(?= times| \(`python| %| registers)", f"<!-- {part} -->{rows[0]}", text)
         else:
             table = "".join(f"| {row} |\n" for row in rows)
             text = re.sub(rf"(<!-- {part} -->\n.*\n\|[-|]+\n)(?:\|.*\n)*", lambda found, table=table: found[1] + table, text)
@@ -200,6 +202,12 @@ def length() -> list[str]:
     return [" | ".join([row.leads[0], *(table.cell(row, column).text for column in table.columns)]) for row in table.rows]
 
 
+def registers() -> list[str]:
+    found = lines("compile", "gpu")
+    assert not any(row["spill_stores_bytes"] or row["spill_loads_bytes"] for row in found), "the page says that none spills"
+    return [str(max(row["registers"] for row in found))]
+
+
 FACTS = {"accepted": "8.3 %", "mean": "1,035", "median": "954", "p10": "577", "p90": "1,643"}
 FREQUENCIES = ".168 .087 .078 .082 .089 .087 .077 .073 .088 .169"
 
@@ -229,8 +237,9 @@ def pairs() -> list[str]:
 
 NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
 NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length}
+NUMBERS |= {"registers": registers}
 NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 
 if __name__ == "__main__":
-    for page in (README, DATA_PAGE):
+    for page in PAGES:
         page.write_text(with_numbers(page))

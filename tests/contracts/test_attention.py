@@ -139,6 +139,24 @@ def test_made_on_the_meta_device_and_filled_later(attention, positions, causal, 
     assert torch.equal(layer(x, positions=at)[0], expected(x, positions=at)[0])
 
 
+@pytest.mark.parametrize(("attention", "positions", "causal", "axes"), CASES)
+def test_no_tensor_is_made_on_another_device(attention, positions, causal, axes):
+    """On the meta device a tensor of the CPU would be refused, forward and backward, as on a GPU; and nobody may look at a number."""
+    layer = layer_of(attention, positions, causal, axes).to("meta")
+    x = checks.inputs(layer).to("meta").requires_grad_()
+    at = None if axes == 1 else checks.grid(layer, *x.shape[:2]).to("meta")
+    calls = [{}, {"key_mask": torch.ones(x.shape[:2], dtype=torch.bool, device="meta")}]
+    if "segments" in layer.attention.modes:
+        calls.append({"segments": torch.zeros(x.shape[:2], dtype=torch.int64, device="meta")})
+    for call in calls:
+        y, state = layer(x, positions=at, **call)
+        assert y.device.type == "meta"
+        y.sum().backward()
+    if causal and "state" in layer.attention.modes:
+        y, state = layer(x[:, :1], positions=None if at is None else at[:, :1], state=state, **{k: v[:, :1] for k, v in calls[-1].items()})
+        assert all(t is None or t.device.type == "meta" for t in state)
+
+
 @pytest.mark.parametrize("name", list(POSITIONS))
 def test_reset_fills_every_buffer(name):
     structure = {"hidden_size": 24, "num_heads": 2, "feature_size": 12, "axes": 1, "causal": True}

@@ -261,7 +261,7 @@ def test_half_precision_is_computed_in_float32(dtype):
 def test_the_operators_are_what_torch_asks_of_operators():
     x = [t.requires_grad_() for t in tensors(1, 2, 70, 12, 6)]
     carry = torch.zeros(1, 2, 12, 6), torch.zeros(1, 2, 12)
-    cycles, ends = Permute(2, 12).rotation()
+    cycles, ends, _ = Permute(2, 12).rotation(torch.device("cpu"))
     shared = (cycles, ends, torch.zeros(1, dtype=torch.int64), None, torch.rand(1, 70) > 0.2, 0, True)
     torch.library.opcheck(torch.ops.permuteformer.total, (*x, *carry, *shared))
     torch.library.opcheck(torch.ops.permuteformer.scan, (*x, *carry, *shared, decay_of(2).requires_grad_(), True))
@@ -337,7 +337,7 @@ def test_the_environment_chooses(monkeypatch):
     with pytest.raises(ValueError, match="cannot be used here"):
         linear_attention(q, k, v, feature_map=elu)
     monkeypatch.setenv(VARIABLE, "fast")
-    with pytest.raises(ValueError, match="PERMUTEFORMER_BACKEND must be one of auto, native, torch; it is 'fast'"):
+    with pytest.raises(ValueError, match="PERMUTEFORMER_BACKEND must be one of auto, native, cuda, torch; it is 'fast'"):
         linear_attention(q, k, v, feature_map=relu_eps)
 
 

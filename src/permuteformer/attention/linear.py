@@ -11,6 +11,7 @@ from torch import Tensor
 from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, poison, visible
 from permuteformer.ops.checks import check_whole, without_autocast
 from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
+from permuteformer.ops.gpu import look
 from permuteformer.ops.linear import linear_attention
 from permuteformer.ops.native import load
 from permuteformer.positions.base import Copy, PositionEncoding
@@ -71,6 +72,7 @@ class LinearAttention(Attention):
             check_whole(chunk_size=chunk_size)
         self.chunk_size = chunk_size
         load()
+        look()
         if needs_projection(self.feature_map):
             self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size, dtype=torch.float32))
         self.reset()

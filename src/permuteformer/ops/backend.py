@@ -1,21 +1,39 @@
-"""Which code computes linear attention: the CPU kernel where it can, PyTorch in blocks everywhere."""
+"""Which code computes linear attention: the kernels of a CPU or a GPU where they can, PyTorch in blocks everywhere."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from permuteformer.ops import gpu
 from permuteformer.ops.feature_map import FEATURE_MAPS
 from permuteformer.ops.native import load
+from permuteformer.ops.permutation import Rotation
 
 VARIABLE = "PERMUTEFORMER_BACKEND"
-BACKENDS = ("auto", "native", "torch")
+BACKENDS = ("auto", "native", "cuda", "torch")
 MAPS = {"relu_eps": 0, "relu": 1, "squared_relu": 2}
-"""Feature maps that the kernel has, and their numbers in ``native/phi.h``."""
+"""Feature maps that the kernels have, and their numbers in ``native/phi.h`` and ``triton_kernels.py``."""
+
+
+class Call(NamedTuple):
+    """What of a call decides who computes it."""
+
+    v: Tensor
+    feature_map: Callable[..., Tensor]
+    transform: Any
+    rotation: Rotation | None
+    causal: bool
+    log_decay: Tensor | None
+    key_mask: bool
+    segments: bool
+    two_sided: bool
+    plain_normalizer: bool
+    chunk_size: bool
 
 
 def asked(backend: str | None) -> str:
@@ -26,35 +44,62 @@ def asked(backend: str | None) -> str:
     return wanted
 
 
-def in_use() -> str:
-    """What computes linear attention on the CPU wherever it can: ``"native avx2"``, or ``"torch"``."""
+def in_use(device: str = "cpu") -> str:
+    """What computes linear attention on a device wherever it can: ``"native avx2"``, ``"cuda"``, or ``"torch"``."""
+    wanted = asked(None)
+    if device == "cuda" and wanted in ("auto", "cuda"):
+        return "torch" if gpu.why_not(torch.device(device), torch.bfloat16, causal=False, gated=False) else "cuda"
     kernel = load()
-    return "torch" if isinstance(kernel, str) or asked(None) == "torch" else f"native {kernel.instruction_set}"
+    if device != "cpu" or wanted not in ("auto", "native") or isinstance(kernel, str):
+        return "torch"
+    return f"native {kernel.instruction_set}"
 
 
-def use_native(backend: str | None, why_not: str) -> bool:
-    """Whether the kernel computes a call, given why it cannot (``why_not_native``). Where it was asked for and cannot, raises."""
+def choose(backend: str | None, call: Call) -> str:
+    """Who computes a call: ``"native"``, ``"cuda"`` or ``"torch"``. Where one was asked for by name and cannot, raises."""
     wanted = asked(backend)
-    if why_not and wanted == "native":
-        raise ValueError(f"backend 'native' cannot be used here: {why_not}; use 'auto' or 'torch'")
-    return not why_not and wanted != "torch"
+    reasons = {"native": why_not_native, "cuda": why_not_cuda}
+    if wanted in reasons:
+        if why_not := reasons[wanted](call):
+            raise ValueError(f"backend {wanted!r} cannot be used here: {why_not}; use 'auto' or 'torch'")
+        return wanted
+    kind = "cuda" if call.v.device.type == "cuda" else "native"
+    return kind if wanted == "auto" and not reasons[kind](call) else "torch"
 
 
-def why_not_native(
-    v: Tensor, feature_map: Callable[..., Tensor], transform: Any, rotation: tuple[Tensor, Tensor] | None, **unknown: bool
-) -> str:
-    """Why the kernel cannot compute a call; nothing where it can. ``unknown``: what it does not know, and whether the call asks for it."""
-    name = getattr(feature_map, "__name__", "")
-    if v.device.type != "cpu":
-        return f"it is for the CPU, and tensors are on {v.device.type}"
-    if v.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"it computes in float32, and tensors are {v.dtype}"
-    if FEATURE_MAPS.get(name) is not feature_map or name not in MAPS:
-        return f"it has the feature maps {', '.join(MAPS)}, and this is {name or repr(feature_map)}"
-    if transform is not None and rotation is None:
-        return "of encodings it has permutations whose cycles are contiguous"
-    for argument, is_asked in unknown.items():
-        if is_asked:
-            return f"it does not know {argument}"
+def why_not_native(call: Call) -> str:
+    """Why the kernel for the CPU cannot compute a call; nothing where it can."""
+    if call.v.device.type != "cpu":
+        return f"it is for the CPU, and tensors are on {call.v.device.type}"
+    if why_not := _why_not(call, two_sided=call.two_sided, segments=call.segments):
+        return why_not
     found = load()
     return found if isinstance(found, str) else ""
+
+
+def why_not_cuda(call: Call) -> str:
+    """Why the kernels for a GPU cannot compute a call; nothing where they can: on the CPU, in Triton's interpreter only."""
+    device = call.v.device
+    if device.type != "cuda" and not (device.type == "cpu" and gpu.look().interpreted):
+        return f"it is for CUDA, and tensors are on {device.type}"
+    if why_not := _why_not(call, two_sided=call.two_sided, segments=call.segments and not call.causal):
+        return why_not
+    if call.segments and torch.compiler.is_compiling():
+        return "how many segments there are cannot be asked in a compiled graph"
+    gated = gpu.needs_gates(call.log_decay, call.v.shape[2], call.key_mask, call.segments) and torch.is_grad_enabled()
+    return gpu.why_not(device, call.v.dtype, call.causal, gated)
+
+
+def _why_not(call: Call, **unknown: bool) -> str:
+    """What neither can. ``unknown``: what one does not know, and whether the call asks for it."""
+    name = getattr(call.feature_map, "__name__", "")
+    if call.v.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it computes in float32, and tensors are {call.v.dtype}"
+    if FEATURE_MAPS.get(name) is not call.feature_map or name not in MAPS:
+        return f"it has the feature maps {', '.join(MAPS)}, and this is {name or repr(call.feature_map)}"
+    if call.transform is not None and call.rotation is None:
+        return "of encodings it has permutations whose cycles are contiguous"
+    for argument, is_asked in {**unknown, "plain_normalizer": call.plain_normalizer, "chunk_size": call.chunk_size}.items():
+        if is_asked:
+            return f"it does not know {argument}"
+    return ""

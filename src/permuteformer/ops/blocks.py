@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.ops.checks import can_look_at
+from permuteformer.ops.permutation import Rotation
 
 
 class Transform(Protocol):
@@ -29,7 +30,7 @@ class Transform(Protocol):
 
     def transform(self, x: Tensor, tables: Any) -> Tensor: ...
 
-    def rotation(self) -> tuple[Tensor, Tensor] | None: ...
+    def rotation(self, device: torch.device) -> Rotation | None: ...
 
 
 class Carry(NamedTuple):

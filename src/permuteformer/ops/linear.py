@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from permuteformer.ops import native_backend, torch_backend
-from permuteformer.ops.backend import use_native, why_not_native
+from permuteformer.ops import cuda_backend, native_backend, torch_backend
+from permuteformer.ops.backend import Call, choose
 from permuteformer.ops.blocks import Blocks, Carry, Transform, decay_powers, transport
 from permuteformer.ops.checks import (
     can_look_at,
@@ -90,7 +90,8 @@ def linear_attention(
         state: what earlier tokens left, as returned. Of segments, the first may go on from it.
         after: with ``two_sided`` or segments, what later tokens left, decayed to the first of them: see ``absorb_keys``. With its segment.
         chunk_size: tokens a block; changes speed and rounding only.
-        backend: ``"native"``, ``"torch"``, or ``"auto"``: native where it can be, as also the variable PERMUTEFORMER_BACKEND may say.
+        backend: ``"native"`` (CPU), ``"cuda"``, ``"torch"``, or ``"auto"``: the first that can of its device's, as also the variable
+            PERMUTEFORMER_BACKEND may say.
 
     Hidden tokens take no place and no step: consecutive positions and decay count the tokens that are shown, so a padded row is the row
     without its padding, wherever that stands, and can be gone on from. A hidden token's own output means nothing.
@@ -124,36 +125,41 @@ def linear_attention(
         if segments is not None:
             segments = _continued(segments, ends, state)
         next_position = _next_position(start, length, positions, key_mask, ends)
-        rotation = None if transform is None else transform.rotation()
-        why_not = why_not_native(
-            v,
-            feature_map,
-            transform,
-            rotation,
-            two_sided=two_sided,
+        rotation = None if transform is None else transform.rotation(q.device)
+        call = Call(
+            v=v,
+            feature_map=feature_map,
+            transform=transform,
+            rotation=rotation,
+            causal=causal,
+            log_decay=log_decay,
+            key_mask=key_mask is not None,
             segments=segments is not None,
+            two_sided=two_sided,
             plain_normalizer=plain_normalizer,
             chunk_size=chunk_size is not None,
         )
-        if use_native(backend, why_not):
-            out, kv, z = native_backend.attend(
-                q.to(dtype),
-                k.to(dtype),
-                v.to(dtype),
-                carry.kv.transpose(-1, -2),
-                carry.z.squeeze(-2),
-                cycles=rotation,
-                start=start,
-                positions=positions,
-                shown=key_mask,
-                feature_map=feature_map.__name__,
-                normalize=normalize,
-                causal=causal,
-                log_decay=None if log_decay is None else log_decay.to(dtype),
-            )
-            return out.to(v.dtype), LinearState(kv, z, next_position, None if state is None else state.segment)
-
+        who = choose(backend, call)
         one_step = causal and length == 1
+        if who == "native" or (who == "cuda" and not one_step):
+            how: dict[str, Any] = {
+                "rotation": rotation,
+                "start": start,
+                "positions": positions,
+                "shown": key_mask,
+                "feature_map": feature_map.__name__,
+                "normalize": normalize,
+                "causal": causal,
+                "log_decay": None if log_decay is None else log_decay.to(dtype),
+            }
+            before = carry.kv.transpose(-1, -2), carry.z.squeeze(-2)
+            if who == "native":
+                out, kv, z = native_backend.attend(q.to(dtype), k.to(dtype), v.to(dtype), *before, **how)
+            else:
+                how["positions"] = count_positions(start, length, key_mask) if positions is None and key_mask is not None else positions
+                out, kv, z = cuda_backend.attend(q, k, v, *before, **how, segments=segments, first_segment=_first_segment(segments, state))
+            return out.to(v.dtype), LinearState(kv, z, next_position, _last_segment(segments, state))
+
         relative = positions is None and not one_step and transform is not None and transform.is_group and _is_one_run(key_mask)
         if positions is None and transform is not None and not relative:
             positions = count_positions(start, length, key_mask)
@@ -188,10 +194,7 @@ def linear_attention(
             out, carry = torch_backend.total(blocks, q, k, v, carry, parameters)
         if relative and transform is not None:
             carry = transport(transform, carry, transform.tables((origin + length).view(-1, 1, 1)), plain_normalizer)
-    segment = None if segments is None else segments[:, -1]
-    if segments is None and state is not None:
-        segment = state.segment
-    return out, LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), next_position, segment)
+    return out, LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), next_position, _last_segment(segments, state))
 
 
 def absorb_keys(
@@ -336,6 +339,13 @@ def _first_segment(segments: Tensor | None, state: LinearState | None) -> Tensor
     if segments is None or state is None:
         return None
     return segments[:, 0] if state.segment is None else state.segment
+
+
+def _last_segment(segments: Tensor | None, state: LinearState | None) -> Tensor | None:
+    """The segment that the state after a call is of."""
+    if segments is not None:
+        return segments[:, -1]
+    return None if state is None else state.segment
 
 
 def _chunk(heads: int, features: int, values: int, causal: bool) -> int:

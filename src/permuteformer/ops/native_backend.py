@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from permuteformer.ops.backend import MAPS
 from permuteformer.ops.native import Kernel, load
+from permuteformer.ops.permutation import Rotation
 
 SHARED = "Tensor cycles, Tensor of_head, Tensor start, Tensor? positions, Tensor? shown, int map, bool normalize"
 OPERATORS = {
@@ -39,7 +40,7 @@ def attend(
     kv: Tensor,
     z: Tensor,
     *,
-    cycles: tuple[Tensor, Tensor] | None,
+    rotation: Rotation | None,
     start: Tensor,
     positions: Tensor | None,
     shown: Tensor | None,
@@ -54,7 +55,7 @@ def attend(
         q: ``b h l m``, as k; v is ``b h l v``. Any strides.
         kv: the carry before the first token, in the absolute frame.
         z: of it the normaliser.
-        cycles: of a permutation whose cycles are contiguous: see ``Permute.rotation``.
+        rotation: of a permutation whose cycles are contiguous.
         start: ``b``: where counted positions begin.
         positions: ``b l a`` or ``1 l a``, where they are given.
         shown: ``b l`` bool.
@@ -64,10 +65,12 @@ def attend(
         log_decay: ``h``.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if cycles is None:
-        none = torch.zeros(q.shape[1] + 1, dtype=torch.int32)
-        cycles = none.new_zeros(0, 3), none
-    shared = (*cycles, start.contiguous(), positions, shown, MAPS[feature_map], normalize)
+    if rotation is None:
+        of_head = torch.zeros(q.shape[1] + 1, dtype=torch.int32)
+        cycles = of_head.new_zeros(0, 3)
+    else:
+        cycles, of_head = rotation.cycles, rotation.of_head
+    shared = (cycles, of_head, start.contiguous(), positions, shown, MAPS[feature_map], normalize)
     ops = torch.ops.permuteformer
     if not causal:
         out, kv, z = ops.total(q, k, v, kv.contiguous(), z.contiguous(), *shared)

@@ -33,6 +33,21 @@ class Cycles(NamedTuple):
     contiguous: bool
 
 
+class Rotation(NamedTuple):
+    """The same where every cycle lies in neighbouring features: P^i rotates each of these runs to the left by i. All int32."""
+
+    cycles: Tensor
+    """``n 3``: of every cycle of every head its first feature, its length, its axis."""
+    of_head: Tensor
+    """``h + 1``: where each head's cycles begin, and the last one's end."""
+    of_feature: Tensor
+    """``h m``: the cycle of each feature."""
+
+    def to(self, device: torch.device) -> Rotation:
+        """The same on another device."""
+        return Rotation(*(x.to(device) for x in self))
+
+
 def random_permutation(num_heads: int, size: int, generator: torch.Generator | None = None) -> Tensor:
     """A permutation a head, uniform over all of them: ``h m``.
 
@@ -175,14 +190,12 @@ def permutation_power(cycles: Cycles, positions: Tensor) -> Tensor:
     return slot if cycles.contiguous else cycles.feature.unsqueeze(-2).expand_as(slot).gather(-1, slot)
 
 
-def contiguous_cycles(cycles: Cycles) -> tuple[Tensor, Tensor] | None:
-    """Every cycle of every head, ``n 3`` int32: its first feature, its length, its axis; and where each head's begin, ``h + 1``.
+def contiguous_cycles(cycles: Cycles) -> Rotation | None:
+    """Every cycle of every head as a run of neighbouring features; ``None`` where features of a cycle are not neighbours.
 
-    P^i rotates each of these runs of features to the left by i. ``None`` where features of a cycle are not neighbours.
-
-    >>> contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
-    (tensor([[0, 3, 0],
-            [3, 2, 0]], dtype=torch.int32), tensor([0, 2], dtype=torch.int32))
+    >>> cycles, of_head, of_feature = contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
+    >>> cycles.tolist(), of_head.tolist(), of_feature.tolist()
+    ([[0, 3, 0], [3, 2, 0]], [0, 2], [[0, 0, 0, 1, 1]])
     """
     if not cycles.contiguous:
         return None
@@ -195,7 +208,9 @@ def contiguous_cycles(cycles: Cycles) -> tuple[Tensor, Tensor] | None:
             runs.append((first, length, axis[first]))
             first += length
         ends.append(len(runs))
-    return torch.tensor(runs, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32)
+    found = torch.tensor(runs, dtype=torch.int32)
+    of_feature = torch.arange(len(runs), dtype=torch.int32).repeat_interleave(found[:, 1].long()).view(cycles.length.shape)
+    return Rotation(found, torch.tensor(ends, dtype=torch.int32), of_feature)
 
 
 def order(cycles: Cycles) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from permuteformer.ops.permutation import Rotation
 from permuteformer.registry import Registry
 
 POSITIONS: Registry[type[PositionEncoding]] = Registry("position encoding", "permuteformer.positions")
@@ -64,8 +65,8 @@ class PositionEncoding(ExactBuffers):
         """M_i x_i of equation 7 for queries or keys ``b h l m``: a linear map of each token's features."""
         return x
 
-    def rotation(self) -> tuple[Tensor, Tensor] | None:
-        """``transform`` as rotations of neighbouring features, where it is one: see ``ops.permutation.contiguous_cycles``."""
+    def rotation(self, device: torch.device) -> Rotation | None:
+        """``transform`` as rotations of neighbouring features, where it is one: see ``ops.permutation.Rotation``."""
         return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -162,9 +163,9 @@ class Compose(PositionEncoding):
             x = encoding.transform(x, tables)
         return x
 
-    def rotation(self) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, device: torch.device) -> Rotation | None:
         for encoding in self._of("transform"):
-            return encoding.rotation()
+            return encoding.rotation(device)
         return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from permuteformer.ops.checks import check_whole
 from permuteformer.ops.permutation import (
     Cycles,
+    Rotation,
     axis_sizes,
     canonical,
     contiguous_cycles,
@@ -96,6 +97,7 @@ class Permute(PositionEncoding):
         with torch.device("cpu"):
             cycles = decompose(permutation, self.axes)
             self._rotation = contiguous_cycles(cycles)
+            self._rotations: dict[torch.device, Rotation] = {}
         for name in ("feature", "rank", "start", "length", "axis"):
             getattr(self, name).copy_(getattr(cycles, name))
         self.contiguous = cycles.contiguous
@@ -118,11 +120,15 @@ class Permute(PositionEncoding):
         if not torch.compiler.is_compiling() and self._identity() != self._derived_from:
             self.derive()  # somebody put another permutation here without load_state_dict
 
-    def rotation(self) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, device: torch.device) -> Rotation | None:
         if type(self).transform is not Permute.transform or type(self).tables is not Permute.tables:
             return None  # a kind of one's own does something else
         self._check_derived()
-        return self._rotation
+        if self._rotation is None or device.type == "cpu":
+            return self._rotation
+        if device not in self._rotations:
+            self._rotations[device] = self._rotation.to(device)
+        return self._rotations[device]
 
     def tables(self, positions: Tensor) -> Tensor:
         self._check_derived()

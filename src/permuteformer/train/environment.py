@@ -36,7 +36,7 @@ def environment(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "linear_attention": in_use(),
+        "linear_attention": in_use(device),
         "processes": processes,
         "versions": {"permuteformer": permuteformer.__version__, **{name: version(name) for name in PACKAGES}},
     }

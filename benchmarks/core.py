@@ -1,11 +1,10 @@
 """What the core costs, and how far its permutations reach. Each part prints a table and writes JSON lines.
 
     python benchmarks/core.py memory    peak extra memory of forward + backward at 65,536 tokens
-    python benchmarks/core.py speed     the op against the paper's formula in eager PyTorch, and against SDPA
     python benchmarks/core.py imports   importing the package and its layer against importing torch
     python benchmarks/core.py orders    orders of random permutations, and what the heads of a model tell apart together
 
-Results go to results/core/PART.jsonl. Times are the best of several repeats, both sides in one process; ratios are what counts.
+Results go to results/core/PART.jsonl. What ops take is what `permuteformer bench ops` measures.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
-from torch.nn import functional as F
 
 from permuteformer.ops.feature_map import relu_eps
 from permuteformer.ops.linear import linear_attention
@@ -84,28 +80,6 @@ def memory_cell(kind: str) -> Row:
     }
 
 
-def speed() -> list[Row]:
-    """Milliseconds, best of repeats: our op, with and without the permutation, and what it is compared with."""
-    rows = []
-    for kind, length, features in (("bidirectional", 4096, 256), ("causal with decay", 8192, 64)):
-        q, k, v = _tensors(1, length, features)
-        ours = _arguments(kind, features)
-        cases = {
-            "PermuteFormer": partial(_forward, q, k, v, ours),
-            "Performer": partial(_forward, q, k, v, {**ours, "transform": None}),
-            "SDPA": partial(F.scaled_dot_product_attention, q[..., :VALUES], k[..., :VALUES], v, is_causal=kind != "bidirectional"),
-        }
-        if kind == "bidirectional":
-            cases["paper's formula, eager"] = partial(_eager, q, k, v, ours["transform"].tables(torch.arange(length).view(1, -1, 1)))
-        for name, call in track(cases.items(), description=kind, transient=True):
-            with torch.no_grad():
-                forward = _best(call)
-            both = _best(partial(_backward, call), repeats=5)
-            case = {"kind": kind, "length": length, "heads": HEADS, "features": features, "values": VALUES, "case": name}
-            rows.append({**case, "forward_ms": forward, "forward_backward_ms": both})
-    return rows
-
-
 def orders() -> list[Row]:
     """Orders of 5,000 random permutations of each size, and the least common multiple over the heads of a model."""
     rows: list[Row] = []
@@ -136,7 +110,7 @@ def imports() -> list[Row]:
     return [{"import": name, "seconds": seconds, "ratio_to_torch": seconds / best["torch"]} for name, seconds in best.items()]
 
 
-PARTS = {"memory": memory, "speed": speed, "imports": imports, "orders": orders}
+PARTS = {"memory": memory, "imports": imports, "orders": orders}
 
 
 def _tensors(batch: int, length: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,25 +131,10 @@ def _arguments(kind: str, features: int) -> dict[str, Any]:
     }
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Tensor:
-    return linear_attention(q, k, v, **arguments)[0]
-
-
-def _backward(call: Callable[[], Tensor]) -> None:
-    out = call()
-    out.backward(torch.ones_like(out))
-
-
 def _forward_backward(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Tensor:
-    out = _forward(q, k, v, arguments)
+    out = linear_attention(q, k, v, **arguments)[0]
     out.backward(torch.ones_like(out))
     return out
-
-
-def _eager(q: Tensor, k: Tensor, v: Tensor, index: Tensor) -> Tensor:
-    """Equation 11 by a table of powers and gather, features kept whole: how the formula is written down directly."""
-    q, k = relu_eps(q.gather(-1, index)), relu_eps(k.gather(-1, index))
-    return q @ (k.transpose(-1, -2) @ v) / (q @ k.sum(-2).unsqueeze(-1))
 
 
 def _table(rows: list[Row]) -> Table:
@@ -198,16 +157,6 @@ def _short(value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) and value < 1e7 else f"{value:.3g}"
-
-
-def _best(call: Callable[[], object], repeats: int = 15) -> float:
-    call()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return 1000 * min(times)
 
 
 def main() -> None:

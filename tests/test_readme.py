@@ -1,21 +1,27 @@
 """The README's Python runs as it stands, what it adds passes the contract checks, and its numbers are those of the results.
 
-``python tests/test_readme.py`` writes the numbers into the README.
+``python tests/test_readme.py`` writes the numbers into the pages.
 """
 
 import json
 import re
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from permuteformer.bench.bars import BARS, DOUBLING, worst_doubling
+from permuteformer.bench.sweeps import SWEEPS
+from permuteformer.report import benches
+from permuteformer.report.table import times
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DATA_PAGE = ROOT / "docs" / "data.md"
-GPU_PAGE = ROOT / "docs" / "gpu.md"
-PAGES = (README, DATA_PAGE, GPU_PAGE)
+PAGES = (README, DATA_PAGE, *(ROOT / "docs" / f"{name}.md" for name in ("gpu", "speed")))
+"""Those that have numbers."""
 RESULTS = ROOT / "results" / "core"
 
 
@@ -117,13 +123,37 @@ def memory() -> list[str]:
 
 
 def speed() -> list[str]:
+    """The ops, with and without gradients side by side."""
+    best = {(line["group"], line["row"]): line["result"]["seconds_best"] for line in lines("ops", "bench")}
+    return [
+        f"{kind}, {benches.title(row)} | {1e3 * best[kind, row]:,.0f} | {1e3 * best[f'{kind}, with gradients', row]:,.0f}"
+        for kind, row in best
+        if row != "matmul" and not kind.endswith("gradients")
+    ]
+
+
+def bench(sweep: str) -> list[str]:
+    found = lines(sweep, "bench")
+    tables = benches.length_tables(found)[::2] if sweep == "scaling" else benches.side_by_side_tables(found)
+    return [" | ".join([table.title.removeprefix(f"{sweep}: ").partition(": best")[0], *row]) for table in tables for row in table.rows]
+
+
+def bars() -> list[str]:
     rows = []
-    for row in lines("speed"):
-        softmax = row["case"] == "SDPA"
-        kind, features = (row["kind"].split()[0], row["values"]) if softmax else (row["kind"], row["features"])
-        times = f"{row['forward_ms']:,.0f} | {row['forward_backward_ms']:,.0f}"
-        rows.append(f"{row['case']}, {kind}, {row['length']:,} tokens, {features} features | {times}")
-    return rows
+    for sweep in BARS:
+        results: dict = {}
+        for line in lines(sweep, "bench"):
+            results.setdefault(line["group"], {})[line["row"]] = line["result"]
+        for bar in BARS[sweep]:
+            what = f"{bar.quantity}, {benches.title(bar.case)} to {benches.title(bar.against)}"
+            rows.append((f"{sweep}: {bar.group}", what, bar.at_most, bar.ratio(results[bar.group])))
+    rows.append(
+        ("scaling: causal attention", "time, a length to half of it, from 8,192 on", DOUBLING, worst_doubling(lines("scaling", "bench")))
+    )
+    return [
+        f"{group} | {what} | {times(at_most)} | {times(ratio)} | {'reached' if ratio <= at_most else 'missed'}"
+        for group, what, at_most, ratio in rows
+    ]
 
 
 def imports() -> list[str]:
@@ -236,8 +266,8 @@ def pairs() -> list[str]:
 
 
 NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
-NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length}
-NUMBERS |= {"registers": registers}
+NUMBERS |= {"bars": bars, **{f"bench_{sweep}": partial(bench, sweep) for sweep in SWEEPS}}
+NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length, "registers": registers}
 NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ def test_by_length(tmp_path, monkeypatch):
     [
         (("opps",), "unknown sweep 'opps'"),
         (("ops", "--tasks", "text"), "tasks and against are for train, latency and scaling"),
+        (("ops", "--dtype", "float8"), "unknown dtype 'float8'"),
+        (("latency", "--dtype", "bfloat16"), "dtype is for ops"),
         (("train", "--tasks", "txt"), "unknown task 'txt'"),
         (("train", "--against", "performr"), "did you mean 'performer'"),
         (("scaling", "--lengths", "many"), "lengths must be whole numbers"),

@@ -17,6 +17,7 @@ PEERS = ("hf-nystromformer", "hf-longformer", "hf-bigbird", "hf-modernbert", "pe
 FORMULA = "formula"
 """The row that is the paper's formulas in eager PyTorch."""
 
+DTYPES = ("float32", "bfloat16", "float16")
 BATCHES = {"text": 1, "retrieval": 1, "image": 4, "pathfinder": 4}
 """Items of a training step."""
 
@@ -43,13 +44,15 @@ class Group:
     cases: Mapping[str, Case]
 
 
-def ops() -> list[Group]:
+def ops(dtype: str = "float32") -> list[Group]:
     """One call of attention: forward, and forward with backward."""
+    if dtype not in DTYPES:
+        raise ValueError(unknown("dtype", dtype, DTYPES))
     linear = ("permuteformer", "performer", "permuteformer-torch")
-    matmul = {"matmul": Case("op", {"method": "matmul"})}
+    matmul = {"matmul": Case("op", {"method": "matmul", "dtype": dtype})}
 
     def group(name: str, shape: dict[str, Any], methods: Sequence[str], gradients: bool) -> Group:
-        made = {method: Case("op", {"method": method, **shape, "gradients": gradients}) for method in methods}
+        made = {method: Case("op", {"method": method, **shape, "gradients": gradients, "dtype": dtype}) for method in methods}
         return Group(name, {**made, **matmul})
 
     return [

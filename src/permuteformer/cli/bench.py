@@ -36,6 +36,7 @@ def bench(
     limit_seconds: Annotated[float, typer.Option(help="scaling: a curve ends before a call that would take longer.")] = 20.0,
     threads: Annotated[int | None, typer.Option(help="Threads of the CPU; torch decides unless told.", min=1)] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
+    dtype: Annotated[str, typer.Option(help="ops: float32, bfloat16 or float16.")] = "float32",
     output: Annotated[Path, typer.Option(help="Folder for SWEEP.jsonl and figures.")] = Path("runs/bench"),
 ) -> None:
     """Measure time and memory, side by side with others.
@@ -56,7 +57,7 @@ def bench(
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             if sweep in SIDE_BY_SIDE:
-                lines = _side_by_side(sweep, separate(tasks), separate(against), turns, bar, how)
+                lines = _side_by_side(sweep, separate(tasks), separate(against), dtype, turns, bar, how)
             else:
                 lines = _scaling(separate(lengths), separate(against), turns, limit_seconds, bar, how)
             found = list(lines)
@@ -64,14 +65,18 @@ def bench(
         _show(sweep, found, output)
 
 
-def _side_by_side(sweep: str, tasks: list[str], against: list[str], turns: int, bar: Progress, how: dict[str, Any]) -> Iterator[Line]:
+def _side_by_side(
+    sweep: str, tasks: list[str], against: list[str], dtype: str, turns: int, bar: Progress, how: dict[str, Any]
+) -> Iterator[Line]:
     from permuteformer.bench import sweeps
     from permuteformer.bench.run import side_by_side
 
     kind = {"train": "training", "latency": "inference"}.get(sweep)
     if kind is None and (tasks or against):
         raise ValueError(f"tasks and against are for train, latency and scaling; {sweep} has its own cases")
-    groups = sweeps.models(kind, tasks, against) if kind else sweeps.ops() if sweep == "ops" else sweeps.decode()
+    if sweep != "ops" and dtype != "float32":
+        raise ValueError(f"dtype is for ops; {sweep} is in float32")
+    groups = sweeps.models(kind, tasks, against) if kind else sweeps.ops(dtype) if sweep == "ops" else sweeps.decode()
     task = bar.add_task(sweep, total=sum(len(group.cases) * (turns + 1) for group in groups))
 
     progress = _steps(bar, task)

@@ -33,22 +33,29 @@ def make(
     values: int = 64,
     causal: bool = False,
     gradients: bool = False,
+    dtype: str = "float32",
 ) -> Subject:
     """Attention by ``method``, a name of ``METHODS``.
 
     ``"permuteformer-torch"`` is ours without the CPU kernel, ``"formula"`` the paper's equation 11 in eager PyTorch (and equation 2, for
     ``"formula-performer"``), ``"sdpa"`` the softmax attention of PyTorch on heads of the size of values.
 
-    Causal linear attention has a decay; that of the formula would overflow, so it has no causal form here.
+    Causal linear attention has a decay; that of the formula would overflow, so it has no causal form here. On a GPU products of float32
+    may be rounded to TF32.
     """
     if method not in METHODS:
         raise ValueError(unknown("method", method, METHODS))
+    precision = getattr(torch, dtype)
+    if device.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")
     if method == "matmul":
-        left, right = torch.randn(2, MATRIX, MATRIX, device=device)
+        left, right = torch.randn(2, MATRIX, MATRIX, device=device, dtype=precision)
         return Subject(partial(torch.mm, left, right), flops=2 * MATRIX**3)
     sizes = (values, values, values) if method == "sdpa" else (features, features, values)
     # As projections give them: b l h d, seen as b h l d.
-    q, k, v = (torch.randn(batch, length, heads, size, device=device).transpose(1, 2).requires_grad_(gradients) for size in sizes)
+    q, k, v = (
+        torch.randn(batch, length, heads, size, device=device, dtype=precision).transpose(1, 2).requires_grad_(gradients) for size in sizes
+    )
     call = _call(method, causal, q, k, v)
     pairs = length * (length + 1) / 2 if causal else length**2
     forward = 4 * batch * heads * values * (pairs if method == "sdpa" else length * features)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from permuteformer.bench.bars import BARS, DOUBLING, worst_doubling
-from permuteformer.bench.sweeps import SWEEPS
+from permuteformer.bench.bars import BARS
 from permuteformer.report import benches
 from permuteformer.report.table import times
 
@@ -23,6 +22,8 @@ DATA_PAGE = ROOT / "docs" / "data.md"
 PAGES = (README, DATA_PAGE, *(ROOT / "docs" / f"{name}.md" for name in ("gpu", "speed")))
 """Those that have numbers."""
 RESULTS = ROOT / "results" / "core"
+MEASURED = ("ops", "latency", "decode")
+"""Sweeps of ``permuteformer bench`` whose results are there."""
 
 
 @pytest.fixture
@@ -133,23 +134,19 @@ def speed() -> list[str]:
 
 
 def bench(sweep: str) -> list[str]:
-    found = lines(sweep, "bench")
-    tables = benches.length_tables(found)[::2] if sweep == "scaling" else benches.side_by_side_tables(found)
-    return [" | ".join([table.title.removeprefix(f"{sweep}: ").partition(": best")[0], *row]) for table in tables for row in table.rows]
+    tables = benches.side_by_side_tables(lines(sweep, "bench"))
+    return [" | ".join([table.title.removeprefix(f"{sweep}: "), *row]) for table in tables for row in table.rows]
 
 
 def bars() -> list[str]:
     rows = []
-    for sweep in BARS:
+    for sweep in MEASURED:
         results: dict = {}
         for line in lines(sweep, "bench"):
             results.setdefault(line["group"], {})[line["row"]] = line["result"]
         for bar in BARS[sweep]:
             what = f"{bar.quantity}, {benches.title(bar.case)} to {benches.title(bar.against)}"
             rows.append((f"{sweep}: {bar.group}", what, bar.at_most, bar.ratio(results[bar.group])))
-    rows.append(
-        ("scaling: causal attention", "time, a length to half of it, from 8,192 on", DOUBLING, worst_doubling(lines("scaling", "bench")))
-    )
     return [
         f"{group} | {what} | {times(at_most)} | {times(ratio)} | {'reached' if ratio <= at_most else 'missed'}"
         for group, what, at_most, ratio in rows
@@ -266,7 +263,7 @@ def pairs() -> list[str]:
 
 
 NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
-NUMBERS |= {"bars": bars, **{f"bench_{sweep}": partial(bench, sweep) for sweep in SWEEPS}}
+NUMBERS |= {"bars": bars, **{f"bench_{sweep}": partial(bench, sweep) for sweep in MEASURED}}
 NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length, "registers": registers}
 NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 

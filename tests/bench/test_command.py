@@ -26,7 +26,7 @@ def test_models_side_by_side(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "latency.jsonl").read_text().splitlines()]
     assert [line["row"] for line in lines] == ["permuteformer", "performer", "formula"]
     assert all(line["result"]["status"] == "finished" and line["result"]["threads"] == 1 for line in lines)
-    assert lines[0]["command"].startswith("permuteformer ")
+    assert lines[0]["command"].startswith("permuteformer")
     assert (tmp_path / "bench-latency-image.png").stat().st_size > 1000
     assert (tmp_path / "bench-latency-image.svg").exists()
 

@@ -7,6 +7,7 @@ import pytest
 from accelerate.state import AcceleratorState
 from small_data import acl_imdb, pathfinder, png
 
+from permuteformer.bench.case import Case
 from permuteformer.bench.measure import measure
 from permuteformer.experiments import PLANS, Experiment
 from permuteformer.tasks.lra_image import LABELS
@@ -66,5 +67,5 @@ def test_a_row_trains_for_two_steps(cell, data, tmp_path):
 def test_the_bias_is_measured(cell):
     """Of texts a short one: weights of all pairs of 4,000 tokens take many GB."""
     length = 256 if cell.column in ("text", "retrieval") else cell.work.length
-    result = measure(replace(cell.work, length=length, repeats=1, model_fields={"num_hidden_layers": 1}))
+    result = measure(Case.of(replace(cell.work, length=length, model_fields={"num_hidden_layers": 1})), repeats=1)
     assert result["seconds_per_epoch"] == pytest.approx(result["seconds_best"] * cell.work.items)

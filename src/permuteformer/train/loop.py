@@ -144,6 +144,8 @@ class Trainer:
             self.teller.on_main(lambda: self.run_folder.log(message))
             self.teller.on_main(lambda: self.run_folder.write(RESULT, {**self.summary("not finite"), "message": message}))
             raise NotFinite(message) from None
+        finally:
+            self.updater.part()
 
     def _begin(self) -> None:
         """Go on from the last checkpoint, and note where."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from permuteformer.experiments.base import Experiment
@@ -65,7 +67,9 @@ class Updater:
             weight_decay=experiment.weight_decay,
             fused=not shard,
         )
-        self.model: nn.Module = self.bare if shard else accelerator.prepare_model(self.bare)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)  # its successor is not Accelerate's yet
+            self.model: nn.Module = self.bare if shard else accelerator.prepare_model(self.bare)
         self._stepper: Any = accelerator.prepare_optimizer(self.optimizer)
 
     def __call__(self, share: Sequence[Piece], step: int, told: Callable[[], Sequence[float]] = tuple) -> Updated:
@@ -85,6 +89,14 @@ class Updater:
             self._stop(share, losses, before, bad_losses > 0, step)
         rate = self._step(step, norm)
         return Updated(loss, counted, int(tokens), norm, rate, told_by_all)
+
+    def part(self) -> None:
+        """From the other processes: no more updates.
+
+        A model that outlives its process group, as in a traceback, would wait for gloo's threads, which wait for the interpreter it holds.
+        """
+        if isinstance(self.model, DistributedDataParallel):
+            del self.model.logger, self.model.reducer
 
     def loss(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
         """The mean loss of a batch."""

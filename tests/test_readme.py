@@ -3,10 +3,10 @@
 ``python tests/test_readme.py`` writes the numbers into the pages.
 """
 
+import functools
 import json
 import re
 import statistics
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,12 +190,18 @@ def data() -> list[str]:
     ]
 
 
-def experiment(name: str) -> Any:
-    """A table of the runs in small, as reports have it."""
-    from permuteformer.report import build_report
+@functools.cache
+def experiments() -> list[Any]:
+    """The tables of the runs in small, as reports have them."""
+    from permuteformer.report.groups import group
+    from permuteformer.report.load import load
+    from permuteformer.report.tables import build_tables
 
-    tables = build_report([ROOT / "results" / "experiments" / "small" / "results.jsonl"]).tables
-    return next(table for table in tables if table.name.startswith(name))
+    return list(build_tables(group(load([ROOT / "results" / "experiments" / "small" / "results.jsonl"]).records)))
+
+
+def experiment(name: str) -> Any:
+    return next(table for table in experiments() if table.name.startswith(name))
 
 
 def table1() -> list[str]:
@@ -263,7 +269,7 @@ def pairs() -> list[str]:
 
 
 NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
-NUMBERS |= {"bars": bars, **{f"bench_{sweep}": partial(bench, sweep) for sweep in MEASURED}}
+NUMBERS |= {"bars": bars, **{f"bench_{sweep}": functools.partial(bench, sweep) for sweep in MEASURED}}
 NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length, "registers": registers}
 NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 

@@ -38,9 +38,11 @@ static inline vec all(float x) {  // not 0 + x, which would be an addition
 #endif
 }
 static inline float sum(vec x) {
-    float total = 0;
-    for (int i = 0; i < W; i++) total += x[i];
-    return total;
+    float part[W];
+    store(part, x);
+    for (int n = W / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) part[i] += part[i + n];
+    return part[0];
 }
 static inline ptrdiff_t padded(ptrdiff_t n) { return (n + W - 1) / W * W; }
 

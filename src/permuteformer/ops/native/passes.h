@@ -27,13 +27,14 @@ struct Arena {
     }
 };
 
-constexpr int64_t FEW = 8;
+constexpr int64_t FEW = 16;
 
 // Goes along the tokens of one row: what is shown, and where it stands.
 struct Walk {
     const Call *call;
     const Cycle *cycles;
     int32_t count;
+    int32_t axes = 1;
     const uint8_t *shown;
     const int64_t *positions;
     int64_t place;  // of the next token that is shown, where positions are counted
@@ -43,6 +44,7 @@ struct Walk {
           shown(call.shown ? call.shown + b * call.shown_batch : nullptr),
           positions(call.positions ? call.positions + b * call.positions_batch : nullptr), place(call.start[b]) {
         if (!positions) place += count_shown(0, begin);
+        for (int32_t c = 0; c < count; c++) axes = cycles[c].axis < axes ? axes : cycles[c].axis + 1;
     }
     bool is_shown(int64_t t) const { return !shown || shown[t]; }
     // Whether a vector that begins in row t of x may end behind the last row.
@@ -56,27 +58,40 @@ struct Walk {
     void pass(int64_t begin, int64_t end) {
         if (!positions) place += count_shown(begin, end);
     }
-    // Calls visit(token, cycle, shift) for each token that is shown and each of its cycles in order. A few tokens at a time, so that their
-    // numbers stay in the first cache while one cycle after the other is done for all of them.
+    int64_t position(int64_t t, int32_t axis) const { return positions[t * call->positions_token + axis]; }
+    // The end of the run of tokens that begins at t: shown, and going on by the same steps, 0 or 1.
+    int64_t run_end(int64_t t, int64_t end) const {
+        int64_t stop = t + 1;
+        for (; stop < end && is_shown(stop); stop++)
+            for (int32_t a = 0; positions && a < axes; a++) {
+                const uint64_t step = static_cast<uint64_t>(position(stop, a)) - static_cast<uint64_t>(position(stop - 1, a));
+                if (step > 1 || position(t + 1, a) - position(t, a) != static_cast<int64_t>(step)) return stop;
+            }
+        return stop;
+    }
+    // Calls visit(token, cycle, run) for each run of tokens that are shown and each of their cycles in order; it returns the last shift. A few
+    // tokens at a time, so that their numbers stay in the first cache while one cycle after the other is done for all of them.
     template <typename Visit>
     void turned(Turn *turns, int64_t begin, int64_t end, Visit visit) const {
-        int64_t before = place;
-        for (int64_t t = begin; t < end; t += FEW) {
-            const int64_t stop = t + FEW < end ? t + FEW : end;
-            int64_t next = before;
-            for (int32_t c = 0; c < count; c++) {
-                next = before;
-                for (int64_t i = t; i < stop; i++)
-                    if (is_shown(i)) visit(i, cycles[c], turns[c].to(positions ? positions[i * call->positions_token + cycles[c].axis] : next++));
+        int64_t counted = place;
+        for (int64_t t = begin; t < end;) {
+            if (!is_shown(t)) {
+                t++;
+                continue;
             }
-            before = next;
+            const int64_t stop = run_end(t, t + FEW < end ? t + FEW : end), tokens = stop - t;
+            for (int32_t c = 0; c < count; c++) {
+                const int32_t axis = cycles[c].axis;
+                const int64_t first = positions ? position(t, axis) : counted, last = positions ? position(stop - 1, axis) : counted + tokens - 1;
+                const int64_t shift = turns[c].to(first, cycles[c].length), step = tokens > 1 && last != first;
+                turns[c].shift = visit(t, cycles[c], Run{tokens, cycles[c].length, shift, step});
+                turns[c].last = last;
+            }
+            counted += tokens;
+            t = stop;
         }
     }
-    Turn *turns(Arena &arena) const {
-        Turn *made = arena.take<Turn>(count);
-        for (int32_t c = 0; c < count; c++) made[c] = Turn(cycles[c]);
-        return made;
-    }
+    Turn *turns(Arena &arena) const { return arena.take<Turn>(count); }
     static size_t turn_bytes(const Call &call) { return sizeof(Turn) * call.features + 64; }
 };
 
@@ -147,19 +162,16 @@ static inline void carry_out(const Sizes &s, const float *kv, const float *z, fl
 template <int MAP>
 static void fill(const Sizes &s, const Walk &walk, Turn *turns, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
     f -= begin * s.f_row;
-    walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, int64_t shift) {
-        const ptrdiff_t first = cycle.begin, length = cycle.length;
-        const bool careful = first + length + W > s.m && walk.is_near_end(t, token);
-        const float *from = x + t * token + first;
-        float *to = f + t * s.f_row + first;
-        map_cycle<MAP>(from, to, length, shift, careful);
+    walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, const Run &run) {
+        const bool careful = cycle.begin + cycle.length + W > s.m && walk.is_near_end(t + run.tokens - 1, token);
+        return map_cycle<MAP>(run, x + t * token + cycle.begin, token, f + t * s.f_row + cycle.begin, s.f_row, careful);
     });
     for (int64_t t = begin; t < end; t++) {
         if (!walk.is_shown(t)) {
             zero(f + t * s.f_row, s.mp);
             continue;
         }
-        if (walk.count == 0) map_cycle<MAP>(x + t * token, f + t * s.f_row, s.m, 0, walk.is_near_end(t, token));
+        if (walk.count == 0) map_row<MAP>(x + t * token, f + t * s.f_row, s.m, walk.is_near_end(t, token));
         for (ptrdiff_t i = s.m; i < s.mp; i++) f[t * s.f_row + i] = 0;
     }
 }
@@ -183,11 +195,11 @@ static void back(const Sizes &s, const Walk &walk, Turn *turns, const float *x, 
     room -= begin * s.f_row;
     ptrdiff_t apart = s.m;
     for (int32_t c = walk.count - 1; c >= 0 && walk.cycles[c].begin + walk.cycles[c].length + W > s.m; c--) apart = walk.cycles[c].begin;
-    walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, int64_t shift) {
-        const ptrdiff_t first = cycle.begin;
-        float *to = first < apart ? d_x + t * d_token : room + t * s.f_row;
-        const bool careful = first >= apart && walk.is_near_end(t, token);
-        back_cycle<MAP>(x + t * token + first, df + t * s.f_row + first, to + first, cycle.length, shift, careful);
+    walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, const Run &run) {
+        const ptrdiff_t first = cycle.begin, to_row = first < apart ? d_token : s.f_row;
+        float *to = (first < apart ? d_x : room) + t * to_row + first;
+        const bool careful = first >= apart && walk.is_near_end(t + run.tokens - 1, token);
+        return back_cycle<MAP>(run, x + t * token + first, token, df + t * s.f_row + first, s.f_row, to, to_row, careful);
     });
     for (int64_t t = begin; t < end; t++) {
         float *to = d_x + t * d_token;

@@ -32,48 +32,84 @@ struct Phi {
 
 // How far a cycle is turned at the token at hand. Positions mostly go on by one, so that a division is rare.
 struct Turn {
-    int64_t length, shift, last;
+    int64_t shift = 0, last = 0;
 
-    Turn() = default;
-    explicit Turn(const Cycle &cycle) : length(cycle.length), shift(0), last(0) {}
-    int64_t to(int64_t position) {
-        int64_t step, s;
-        if (__builtin_sub_overflow(position, last, &step) || __builtin_add_overflow(shift, step, &s) || s < 0 || s > length) {
-            s = position % length;
-            if (s < 0) s += length;
-        } else if (s == length) {
-            s = 0;
+    int64_t to(int64_t position, int64_t length) {
+        const uint64_t step = static_cast<uint64_t>(position) - static_cast<uint64_t>(last);
+        if (step > 1) {
+            shift = position % length;
+            return shift += shift < 0 ? length : 0;
         }
-        last = position;
-        return shift = s;
+        shift += step;
+        return shift = shift == length ? 0 : shift;
     }
 };
 
-// Place i of a cycle of n, turned by shift.
-static inline ptrdiff_t turned(ptrdiff_t i, ptrdiff_t shift, ptrdiff_t n) { return i + shift < n ? i + shift : i + shift - n; }
+// Tokens side by side at each of which a cycle is turned by a step more, 0 or 1, than at the one before.
+struct Run {
+    ptrdiff_t tokens, length, shift, step;
 
-// The n features of a cycle, turned by shift. Whole vectors are written: what is behind the n is overwritten by whoever owns it, and the one in
-// which the cycle begins again is written twice, so that the loop does not depend on where that is. With `careful` nothing is read behind the n.
-template <int MAP>
-static inline void map_cycle(const float *from, float *to, ptrdiff_t n, ptrdiff_t shift, bool careful) {
-    if (careful) {
-        for (ptrdiff_t i = 0; i < n; i++) to[i] = Phi<MAP>::of(from[turned(i, shift, n)]);
-        return;
+    // Calls one(token, shift) for each; returns the last shift.
+    template <typename One>
+    inline ptrdiff_t each(One one) const {
+        ptrdiff_t now = shift;
+        for (ptrdiff_t t = 0;;) {
+            one(t, now);
+            if (++t == tokens) return now;
+            now += step;
+            now = now == length ? 0 : now;
+        }
     }
-    for (ptrdiff_t i = 0; i < n; i += W) store(to + i, Phi<MAP>::of(load(from + turned(i, shift, n))));
-    store(to + n - shift, Phi<MAP>::of(load(from)));
+};
+
+// Place i of a cycle of n, turned by shift; without a branch, since where the cycle begins again is not to be foreseen.
+static inline ptrdiff_t turned(ptrdiff_t i, ptrdiff_t shift, ptrdiff_t n) { return i + shift - (n & -static_cast<ptrdiff_t>(i + shift >= n)); }
+
+// The features of a cycle, turned. Whole vectors are written: what is behind the cycle is overwritten by whoever owns it, and the vector in
+// which it begins again is written twice, so that the loop does not depend on where that is. With `careful` nothing is read behind it.
+template <int MAP>
+static inline ptrdiff_t map_cycle(const Run &run, const float *x, ptrdiff_t x_row, float *f, ptrdiff_t f_row, bool careful) {
+    const ptrdiff_t n = run.length;
+    if (careful)
+        return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
+            for (ptrdiff_t i = 0; i < n; i++) f[t * f_row + i] = Phi<MAP>::of(x[t * x_row + turned(i, shift, n)]);
+        });
+    if (n <= W)
+        return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
+            const float *from = x + t * x_row;
+            float *to = f + t * f_row;
+            store(to, Phi<MAP>::of(load(from + shift)));
+            store(to + n - shift, Phi<MAP>::of(load(from)));
+        });
+    return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
+        const float *from = x + t * x_row;
+        float *to = f + t * f_row;
+        for (ptrdiff_t i = 0; i < n; i += W) store(to + i, Phi<MAP>::of(load(from + turned(i, shift, n))));
+        store(to + n - shift, Phi<MAP>::of(load(from)));
+    });
 }
 
-// The gradients of the n numbers of a cycle, from those of their features; the same, turned back.
+// The gradients of the numbers of a cycle, from those of their features; the same, turned back.
 template <int MAP>
-static inline void back_cycle(const float *x, const float *d, float *to, ptrdiff_t n, ptrdiff_t shift, bool careful) {
-    const ptrdiff_t back = n - shift;
-    if (careful) {
-        for (ptrdiff_t i = 0; i < n; i++) to[i] = Phi<MAP>::back(x[i], d[turned(i, back, n)]);
-        return;
-    }
-    for (ptrdiff_t i = 0; i < n; i += W) store(to + i, Phi<MAP>::back(load(x + i), load(d + turned(i, back, n))));
-    store(to + shift, Phi<MAP>::back(load(x + shift), load(d)));
+static inline ptrdiff_t back_cycle(const Run &run, const float *x, ptrdiff_t x_row, const float *df, ptrdiff_t f_row, float *d_x, ptrdiff_t d_row,
+                                   bool careful) {
+    const ptrdiff_t n = run.length;
+    if (careful)
+        return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
+            for (ptrdiff_t i = 0; i < n; i++) d_x[t * d_row + i] = Phi<MAP>::back(x[t * x_row + i], df[t * f_row + turned(i, n - shift, n)]);
+        });
+    return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
+        const float *at = x + t * x_row, *from = df + t * f_row;
+        float *to = d_x + t * d_row;
+        for (ptrdiff_t i = 0; i < n; i += W) store(to + i, Phi<MAP>::back(load(at + i), load(from + turned(i, n - shift, n))));
+        store(to + shift, Phi<MAP>::back(load(at + shift), load(from)));
+    });
+}
+
+// The same of a row that is not turned.
+template <int MAP>
+static inline void map_row(const float *x, float *f, ptrdiff_t n, bool careful) {
+    map_cycle<MAP>(Run{1, n, 0, 0}, x, 0, f, 0, careful);
 }
 
 // The same of n numbers that are not turned. Nothing is read or written behind them.

@@ -17,6 +17,7 @@ from transformers.utils import can_return_tuple
 from permuteformer.attention import ATTENTIONS, Attention
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.models.dropout import Dropout
 from permuteformer.ops.checks import can_look_at
 from permuteformer.ops.sequence_parallel import SequenceGroup
 from permuteformer.positions import Compose, PositionEncoding
@@ -37,7 +38,7 @@ class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
         self.expand = nn.Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
         self.contract = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = Dropout(config.hidden_dropout)
 
     def forward(
         self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
@@ -98,7 +99,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         padding = None if config.pad_token_id == config.eos_token_id else config.pad_token_id
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=padding)
         self.position = Compose(config.build_embedding_positions())
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(PermuteFormerBlock(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False

@@ -11,6 +11,7 @@ from transformers.utils import can_return_tuple
 
 from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel, check_extra
 from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.models.dropout import Dropout
 from permuteformer.ops.sequence_parallel import SequenceGroup
 
 
@@ -71,7 +72,7 @@ class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = PermuteFormerModel(config)
         self.pooler = Pooler(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = Dropout(config.hidden_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -123,7 +124,7 @@ class PermuteFormerForTokenClassification(PermuteFormerPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = PermuteFormerModel(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = Dropout(config.hidden_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 

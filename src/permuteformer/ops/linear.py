@@ -403,7 +403,8 @@ def _carry(state: LinearState | None, shape: tuple[int, int, int, int], device: 
     """The state as blocks carry it, or nothing yet; ``shape`` is that of its ``kv``."""
     if state is None:
         b, h, m, v = shape
-        return Carry(torch.zeros(b, h, v, m, device=device, dtype=dtype), torch.zeros(b, h, 1, m, device=device, dtype=dtype))
+        kv = torch.zeros(b, h, m, v, device=device, dtype=dtype).transpose(-1, -2)  # which the kernel takes without a copy
+        return Carry(kv, torch.zeros(b, h, 1, m, device=device, dtype=dtype))
     _check_state(state, shape, device)
     return Carry(state.kv.to(dtype).transpose(-1, -2), state.z.to(dtype).unsqueeze(-2))
 

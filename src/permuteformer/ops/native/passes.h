@@ -97,7 +97,11 @@ struct Walk {
 
 static inline void zero(float *p, ptrdiff_t n) { std::memset(p, 0, n * sizeof(float)); }
 
-static inline void copy_row(const float *from, float *to, ptrdiff_t n) { std::memcpy(to, from, n * sizeof(float)); }
+static inline void copy_row(const float *from, float *to, ptrdiff_t n) {
+    ptrdiff_t i = 0;
+    for (; i + W <= n; i += W) store(to + i, load(from + i));
+    for (; i < n; i++) to[i] = from[i];
+}
 
 static inline float dot(const float *a, const float *b, ptrdiff_t n) {
     vec total[4] = {};

@@ -65,8 +65,33 @@ struct Run {
 // Place i of a cycle of n, turned by shift; without a branch, since where the cycle begins again is not to be foreseen.
 static inline ptrdiff_t turned(ptrdiff_t i, ptrdiff_t shift, ptrdiff_t n) { return i + shift - (n & -static_cast<ptrdiff_t>(i + shift >= n)); }
 
-// The features of a cycle, turned. Whole vectors are written: what is behind the cycle is overwritten by whoever owns it, and the vector in
-// which it begins again is written twice, so that the loop does not depend on where that is. With `careful` nothing is read behind it.
+// The features of a cycle of V vectors (0: any number), turned. Whole vectors are written: what is behind the cycle is overwritten by whoever
+// owns it, and the vector in which it begins again is written twice, so that the loop does not depend on where that is.
+template <int MAP, int V>
+static inline ptrdiff_t map_vectors(const Run &run, const float *x, ptrdiff_t x_row, float *f, ptrdiff_t f_row) {
+    const ptrdiff_t n = run.length, vectors = V ? V : (n + W - 1) / W;
+    return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
+        const float *from = x + t * x_row;
+        float *to = f + t * f_row;
+        store(to, Phi<MAP>::of(load(from + shift)));
+        for (ptrdiff_t i = 1; i < vectors; i++) store(to + i * W, Phi<MAP>::of(load(from + turned(i * W, shift, n))));
+        store(to + n - shift, Phi<MAP>::of(load(from)));
+    });
+}
+
+template <int MAP, int V>
+static inline ptrdiff_t back_vectors(const Run &run, const float *x, ptrdiff_t x_row, const float *df, ptrdiff_t f_row, float *d_x,
+                                     ptrdiff_t d_row) {
+    const ptrdiff_t n = run.length, vectors = V ? V : (n + W - 1) / W;
+    return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
+        const float *at = x + t * x_row, *from = df + t * f_row;
+        float *to = d_x + t * d_row;
+        for (ptrdiff_t i = 0; i < vectors; i++) store(to + i * W, Phi<MAP>::back(load(at + i * W), load(from + turned(i * W, n - shift, n))));
+        store(to + shift, Phi<MAP>::back(load(at + shift), load(from)));
+    });
+}
+
+// The features of a cycle, turned. With `careful` nothing is read behind it.
 template <int MAP>
 static inline ptrdiff_t map_cycle(const Run &run, const float *x, ptrdiff_t x_row, float *f, ptrdiff_t f_row, bool careful) {
     const ptrdiff_t n = run.length;
@@ -74,19 +99,13 @@ static inline ptrdiff_t map_cycle(const Run &run, const float *x, ptrdiff_t x_ro
         return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
             for (ptrdiff_t i = 0; i < n; i++) f[t * f_row + i] = Phi<MAP>::of(x[t * x_row + turned(i, shift, n)]);
         });
-    if (n <= W)
-        return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
-            const float *from = x + t * x_row;
-            float *to = f + t * f_row;
-            store(to, Phi<MAP>::of(load(from + shift)));
-            store(to + n - shift, Phi<MAP>::of(load(from)));
-        });
-    return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
-        const float *from = x + t * x_row;
-        float *to = f + t * f_row;
-        for (ptrdiff_t i = 0; i < n; i += W) store(to + i, Phi<MAP>::of(load(from + turned(i, shift, n))));
-        store(to + n - shift, Phi<MAP>::of(load(from)));
-    });
+    switch ((n + W - 1) / W) {
+    case 1: return map_vectors<MAP, 1>(run, x, x_row, f, f_row);
+    case 2: return map_vectors<MAP, 2>(run, x, x_row, f, f_row);
+    case 3: return map_vectors<MAP, 3>(run, x, x_row, f, f_row);
+    case 4: return map_vectors<MAP, 4>(run, x, x_row, f, f_row);
+    default: return map_vectors<MAP, 0>(run, x, x_row, f, f_row);
+    }
 }
 
 // The gradients of the numbers of a cycle, from those of their features; the same, turned back.
@@ -98,12 +117,13 @@ static inline ptrdiff_t back_cycle(const Run &run, const float *x, ptrdiff_t x_r
         return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
             for (ptrdiff_t i = 0; i < n; i++) d_x[t * d_row + i] = Phi<MAP>::back(x[t * x_row + i], df[t * f_row + turned(i, n - shift, n)]);
         });
-    return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
-        const float *at = x + t * x_row, *from = df + t * f_row;
-        float *to = d_x + t * d_row;
-        for (ptrdiff_t i = 0; i < n; i += W) store(to + i, Phi<MAP>::back(load(at + i), load(from + turned(i, n - shift, n))));
-        store(to + shift, Phi<MAP>::back(load(at + shift), load(from)));
-    });
+    switch ((n + W - 1) / W) {
+    case 1: return back_vectors<MAP, 1>(run, x, x_row, df, f_row, d_x, d_row);
+    case 2: return back_vectors<MAP, 2>(run, x, x_row, df, f_row, d_x, d_row);
+    case 3: return back_vectors<MAP, 3>(run, x, x_row, df, f_row, d_x, d_row);
+    case 4: return back_vectors<MAP, 4>(run, x, x_row, df, f_row, d_x, d_row);
+    default: return back_vectors<MAP, 0>(run, x, x_row, df, f_row, d_x, d_row);
+    }
 }
 
 // The same of a row that is not turned.

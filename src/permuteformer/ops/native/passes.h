@@ -175,7 +175,7 @@ static void fill(const Sizes &s, const Walk &walk, Turn *turns, const float *x, 
             zero(f + t * s.f_row, s.mp);
             continue;
         }
-        if (walk.count == 0) map_row<MAP>(x + t * token, f + t * s.f_row, s.m, walk.is_near_end(t, token));
+        if (walk.count == 0) map_row<MAP>(x + t * token, f + t * s.f_row, s.m);
         for (ptrdiff_t i = s.m; i < s.mp; i++) f[t * s.f_row + i] = 0;
     }
 }

@@ -126,13 +126,15 @@ static inline ptrdiff_t back_cycle(const Run &run, const float *x, ptrdiff_t x_r
     }
 }
 
-// The same of a row that is not turned.
+// The features of a row that is not turned; nothing is read behind it.
 template <int MAP>
-static inline void map_row(const float *x, float *f, ptrdiff_t n, bool careful) {
-    map_cycle<MAP>(Run{1, n, 0, 0}, x, 0, f, 0, careful);
+static inline void map_row(const float *x, float *f, ptrdiff_t n) {
+    ptrdiff_t i = 0;
+    for (; i + W <= n; i += W) store(f + i, Phi<MAP>::of(load(x + i)));
+    for (; i < n; i++) f[i] = Phi<MAP>::of(x[i]);
 }
 
-// The same of n numbers that are not turned. Nothing is read or written behind them.
+// The gradients of its numbers; nothing is read or written behind them.
 template <int MAP>
 static inline void back_row(const float *x, const float *d, float *to, ptrdiff_t n) {
     ptrdiff_t i = 0;

@@ -100,5 +100,5 @@ def unknown(kind: str, name: object, known: Any) -> str:
     """The sentence for a name that is not known: what there is, and the nearest to what was asked."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {name!r}: there is {', '.join(map(repr, names)) or 'none'}{hint}"
+    hint = f"did you mean {near[0]!r}? There is" if near else "there is"
+    return f"unknown {kind} {name!r}: {hint} {', '.join(map(repr, names)) or 'none'}"

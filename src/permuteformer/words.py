@@ -30,10 +30,12 @@ def size_in_words(size: int) -> str:
 def duration(seconds: float) -> str:
     """Time as people say it.
 
-    >>> duration(12.34), duration(754), duration(86_000)
-    ('12.3 s', '12 min 34 s', '23 h 53 min')
+    >>> duration(12.34), duration(754), duration(86_000), duration(1e6), duration(4e8)
+    ('12.3 s', '12 min 34 s', '23 h 53 min', '12 days', '12.7 years')
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes = round(seconds) // 60
+    minutes, days = round(seconds) // 60, seconds / 86_400
+    if days >= 3:
+        return f"{days:.0f} days" if days < 730 else f"{days / 365.25:.1f} years"
     return f"{minutes} min {round(seconds) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -217,7 +217,7 @@ def test_notes_of_tasks_and_baselines_stand_under_the_table():
     rows = [training(row, 0.5, task=task, batch_size=16, learning_rate=1e-3) for row in ("performer", "permuteformer")]
     table = only([replace(row, **sizes) for row in rows])
     assert "Text: lra-text, reviews." in table.notes
-    assert "Text: validated on test" in table.notes
+    assert "Text: validated on test." in table.notes
     assert "Text, without a model: majority 50.0 %." in table.notes
     assert "Text: width 64, 2 layers, 300 updates of 16 items, learning rate 0.001." in table.notes
     assert any(note.startswith("The paper also has Transformer,") for note in table.notes)

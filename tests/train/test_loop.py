@@ -241,7 +241,7 @@ def test_the_best_is_by_the_tasks_metric(tmp_path, monkeypatch):
     ("words", "told"),
     [
         (digits(steps=1, track="wandb"), "track: wandb is not installed; pip install wandb, or choose --track none"),
-        (digits(steps=1, track="tensorbord"), "'wandb'; did you mean 'tensorboard'?"),
+        (digits(steps=1, track="tensorbord"), "unknown tracker (--track) 'tensorbord': did you mean 'tensorboard'? There is"),
         (digits(steps=1, precision="float16"), "precision float16 needs a GPU; on a CPU use float32 or bfloat16"),
         (digits(steps=1, test_lengths=128), "test_lengths are of language models; digits is a task of kind 'classify'"),
     ],

@@ -19,20 +19,26 @@ if TYPE_CHECKING:
     from permuteformer.experiments import Plan
     from permuteformer.reproduce.jobs import Job
 
-Preset = Annotated[str, typer.Option(help="How large: quick (minutes), small (hours on two cores, real data) or paper (GPUs).")]
+Preset = Annotated[
+    str,
+    typer.Option(help="quick (minutes), small (hours on two cores, real data), paper (GPUs), or tuning: small's learning rates."),
+]
 
 
 def experiments(preset: Annotated[str, typer.Option(help="quick, small or paper.")] = "paper") -> None:
-    """List the experiments: every cell of the paper's tables, the paper's number, and the command that runs it."""
+    """List the experiments: the rows and columns of the paper's tables with its numbers, and the command that runs each table."""
     from permuteformer.experiments import PLANS
-    from permuteformer.experiments.published import published
+    from permuteformer.experiments.published import UNITS, published
 
     with errors_in_words():
         plan = _plan(PLANS, preset)
         for table in plan.tables:
             say(f"\ntable {table.name}: {table.title}", style="bold")
             say(f"permuteformer reproduce --preset {preset} --table {table.name}", style="cyan")
-            shown = Table()
+            if not any(published(table.name, row, column.name) for row in table.rows for column in table.columns):
+                say(f"--rows {', '.join(table.rows)}")
+                continue
+            shown = Table(caption=f"the paper's numbers: {UNITS[table.name]}")
             shown.add_column("--rows", no_wrap=True)
             for column in table.columns:
                 shown.add_column(column.name, justify="right", no_wrap=True)
@@ -42,7 +48,7 @@ def experiments(preset: Annotated[str, typer.Option(help="quick, small or paper.
             console.print(shown)
         one = plan.tables[0]
         say(f"one cell: permuteformer reproduce --preset {preset} --table {one.name} --rows {one.rows[0]} --tasks {one.columns[0].name}")
-        say(f"numbers are the paper's; preset {preset}: {plan.title}, {plan.seeds} seed{'s' if plan.seeds > 1 else ''} unless told")
+        say(f"preset {preset}: {plan.title}, {plan.seeds} seed{'s' if plan.seeds > 1 else ''} unless told")
         if plan.also:
             say("drawn from the same runs: " + ", ".join(f"--{'figure 2' if n == 'figure2' else f'table {n}'}" for n in plan.also))
 
@@ -113,6 +119,7 @@ def _run(todo: list[Job], plan: Plan, folder: Path, at_once: int, data: str | No
 
 def _show_plan(todo: list[Job], at_once: int, data: str | None) -> None:
     from permuteformer.reproduce.estimate import estimate, measured_rate
+    from permuteformer.train.environment import memory_bytes
 
     rate = measured_rate()
     finished = [job for job in todo if job.result]
@@ -120,23 +127,31 @@ def _show_plan(todo: list[Job], at_once: int, data: str | None) -> None:
     for column in ("run", "state", "time", "memory"):
         shown.add_column(column, justify="left" if column in ("run", "state") else "right", no_wrap=column != "run", overflow="fold")
     training = measuring = 0.0
-    unknown = 0
+    unknown = largest = 0
     for job in todo:
         guess = estimate(job, finished, rate, data)
         state = "" if not job.result else job.result["status"]
         if not state and guess.seconds is not None:
             training, measuring = (training + guess.seconds, measuring) if job.is_training else (training, measuring + guess.seconds)
+            largest = max(largest, guess.memory_bytes or 0)
         unknown += guess.seconds is None
         sign = "" if guess.measured else "~ "
         time = "?" if guess.seconds is None else sign + duration(guess.seconds)
         memory = "?" if guess.memory_bytes is None else sign + size_in_words(guess.memory_bytes)
         shown.add_row(job.cell.name, Text(state, style="green"), time, memory)
     console.print(shown)
-    say("~ is an estimate from the work and this machine's rate of matrix products, of data that is not there as if it were the official;")
-    say("without it, a run of the same row took so long")
+    say("~ is an estimate, from the work and this machine's rate of matrix products; without ~ it is what a finished run took.")
+    say("Data that is not there is counted as the official data would be.")
     left = sum(not job.result for job in todo)
     seconds = training / at_once + measuring
     say(f"{left} of {len(todo)} to run" + (f", about {duration(seconds)} with {at_once} at a time" if seconds else ""))
+    there, needed = memory_bytes(), at_once * largest
+    if needed > there:
+        say(
+            f"{at_once} at a time may need {size_in_words(needed)} of memory, where there is {size_in_words(there)}: "
+            "give --jobs 1, or a --micro-batch-size",
+            style="yellow",
+        )
     if unknown:
         say(f"{unknown} cannot be estimated: their data is not there; `permuteformer data list` says how to get it", style="yellow")
 
@@ -144,10 +159,18 @@ def _show_plan(todo: list[Job], at_once: int, data: str | None) -> None:
 def _check_data(todo: list[Job], data: str | None) -> None:
     """Say what data is lacking before anything is run, and the command that brings it."""
     from permuteformer.experiments import Experiment
+    from permuteformer.tasks import NotReady
     from permuteformer.train.build import build_task
 
-    for name, options in {(w.task, tuple(sorted(w.task_options.items()))) for job in todo if isinstance(w := job.cell.work, Experiment)}:
-        build_task(name, dict(options), data).source()
+    missing = []
+    tasks = [(w.task, tuple(sorted(w.task_options.items()))) for job in todo if isinstance(w := job.cell.work, Experiment)]
+    for name, options in dict.fromkeys(tasks):
+        try:
+            build_task(name, dict(options), data).source()
+        except NotReady as error:
+            missing.append(str(error))
+    if missing:
+        raise NotReady("\n".join(missing))
 
 
 def _plan(plans: dict[str, Any], preset: str) -> Any:
@@ -167,4 +190,4 @@ def _at_once(jobs: int | None) -> int:
 
 
 def _number(number: Any) -> str:
-    return "" if number is None else f"{number[0]:g}" + ("" if number[1] is None else f"±{number[1]:g}")
+    return "" if number is None else f"{number[0]:.2f}" + ("" if number[1] is None else f" ± {number[1]:.2f}")

@@ -180,6 +180,9 @@ FIGURE2: dict[str, tuple[float, ...]] = {
 TABLES: dict[str, dict[str, dict[str, Number]]] = {"1": TABLE1, "2": TABLE2, "3": TABLE3, "4": TABLE4}
 """By number."""
 
+UNITS = {"1": "%", "2": "s, on 8 V100 GPUs", "3": "ms", "4": "perplexity"}
+"""Of the numbers of each."""
+
 
 def published(table: str, row: str, column: str) -> Number | None:
     """The paper's number for a cell, if it has one.

@@ -145,14 +145,16 @@ def _columns(labels: list[str]) -> int:
 
 
 def log_ticks(axis: Axis, *, base_two: bool = False) -> None:
-    """Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10, …; or powers of two."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+    """Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10, …, or at equal steps where it is short; or powers of two."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = sorted(axis.get_view_interval())
     decades = math.log10(high / low) if low > 0 else 0.0
     if base_two:
         axis.set_major_locator(LogLocator(base=2, numticks=9))
         axis.set_minor_locator(NullLocator())
+    elif decades < 0.7:
+        axis.set_major_locator(MaxNLocator(6, steps=(1, 2, 5, 10)))
     else:
         subs = (1.0, 2.0, 3.0, 5.0, 7.0) if decades < 1.3 else (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
         axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))

@@ -23,11 +23,11 @@ def notes_of(groups: Iterable[Group]) -> list[str]:
                 _add(titles, group.column_title, ", ".join(words) or str(name))
             for note in _texts(record.task.get("notes")):
                 _add(told, note, group.column_title)
-    notes = [f"{column}: {'; '.join(tasks)}." for column, tasks in titles.items()]
+    notes = [f"{column}: {'; '.join(tasks)}" for column, tasks in titles.items()]
     for note, columns in told.items():
         everywhere = len(titles) > 1 and len(columns) == len(titles)
         notes.append(note if everywhere else f"{', '.join(columns)}: {note}")
-    return notes
+    return [note if note.endswith((".", "?", "!")) else f"{note}." for note in notes]
 
 
 def trained_of(groups: Iterable[Group]) -> list[str]:

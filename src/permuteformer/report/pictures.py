@@ -67,9 +67,13 @@ def _kernel(look: dict[str, Any]) -> tuple[Array, Array] | None:
 
 
 def _kernels_figure(name: str, title: str, kernels: Sequence[tuple[Group, Array, Array]]) -> Figure:
+    drawn = [entry for entry in kernels if entry[2].mean(axis=(0, 1)).min() >= 0] or kernels
+    left_out = [group.row_title for group, _, layers in kernels if layers.mean(axis=(0, 1)).min() < 0] if drawn is not kernels else []
+    scale = _Scale([layers.mean(axis=(0, 1)) for _, _, layers in drawn])
+
     def paint(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        for place, (group, distances, layers) in enumerate(kernels):
+        for place, (group, distances, layers) in enumerate(drawn):
             look = style(group.row, place)
             every = max(1, len(distances) // 8)
             axes.plot(
@@ -79,15 +83,17 @@ def _kernels_figure(name: str, title: str, kernels: Sequence[tuple[Group, Array,
                 color=look.color,
                 linestyle=look.dashes,
                 marker=look.marker,
-                markevery=(place * every // len(kernels), every),
+                markevery=(place * every // len(drawn), every),
             )
-        _kernel_axes(axes, [layers.mean(axis=(0, 1)) for _, _, layers in kernels])
+        scale.set_on(axes)
         axes.set_xlabel("distance i − j (tokens)")
         axes.set_ylabel("average attention weight")
         legend(canvas, axes)
 
-    caption = "Attention weight at each distance between query i and key j, averaged over inputs, heads and layers."
-    return draw(name, title, caption, paint, 3.2 + legend_height([group.row_title for group, _, _ in kernels]))
+    caption = "Attention weight at each distance between query i and key j, averaged over inputs, heads and layers." + scale.told
+    if left_out:
+        caption += f" Of {' and '.join(left_out)}, weights are negative too, and many times as large: see its own picture."
+    return draw(name, title, caption, paint, 3.2 + legend_height([group.row_title for group, _, _ in drawn]))
 
 
 def _kernel_figure(name: str, title: str, distances: Array, layers: Array, *, sums_to_one: bool) -> Figure:
@@ -95,32 +101,49 @@ def _kernel_figure(name: str, title: str, distances: Array, layers: Array, *, su
 
     heads = layers.shape[1]
     colors = colormaps["viridis"]([0.3 + 0.5 * head / max(1, heads - 1) for head in range(heads)])
+    scale = _Scale([layers.ravel()])
 
     def paint_layer(axes: Axes, layer: int) -> None:
         for head in range(heads):
             axes.plot(distances, layers[layer, head], color=colors[head], linewidth=0.9, alpha=0.9)
         axes.plot(distances, layers[layer].mean(axis=0), color=INK, linewidth=1.8)
-        _kernel_axes(axes, list(layers[layer]))
+        scale.set_on(axes)
 
     many = f"its {heads} heads, from blue to green" if heads > 1 else "its one head"
     caption = f"A panel a layer: thin lines are {many}, the thick line is their mean."
-    caption += "" if sums_to_one else " Here the weights of a query do not add up to 1."
+    caption += scale.told + ("" if sums_to_one else " Here the weights of a query do not add up to 1.")
     labels = ("distance i − j (tokens)", "average attention weight")
     return _panels(name, title, caption, len(layers), paint_layer, labels, panel_height=1.45)
 
 
-def _kernel_axes(axes: Axes, lines: Sequence[Array]) -> None:
-    """Logarithmic where weights fall over more than a decade and are above zero."""
-    import numpy as np
+class _Scale:
+    """The axis of weights: logarithmic where they fall over more than a decade and are above zero."""
 
-    values = np.concatenate(lines)
-    values = values[np.isfinite(values)]
-    low, high = np.quantile(values, (0.05, 0.95)) if len(values) else (0.0, 0.0)  # a single weight near zero decides nothing
-    if len(values) and values.min() > 0 and high / low > 10:
-        axes.set_yscale("log")
-        axes.set_ylim(bottom=max(values.min(), high * 1e-6))
-        log_ticks(axes.yaxis)
-    axes.margins(x=0.02)
+    def __init__(self, lines: Sequence[Array]) -> None:
+        import numpy as np
+
+        values = np.concatenate(lines)
+        values = values[np.isfinite(values)]
+        low, high = np.quantile(values, (0.05, 0.95)) if len(values) else (0.0, 0.0)  # a single weight near zero decides nothing
+        self.logarithmic = bool(len(values) and values.min() > 0 and high / low > 10)
+        least, most = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+        if self.logarithmic:
+            self.limits = (max(least, float(high) * 1e-6), most * 1.2)
+        else:
+            margin = 0.05 * (most - min(least, 0.0)) or 1.0
+            self.limits = (least - margin if least < 0 else 0.0, most + margin)
+
+    @property
+    def told(self) -> str:
+        return " The axis of weights is logarithmic." if self.logarithmic else ""
+
+    def set_on(self, axes: Axes) -> None:
+        if self.logarithmic:
+            axes.set_yscale("log")
+        axes.set_ylim(*self.limits)
+        if self.logarithmic:
+            log_ticks(axes.yaxis)
+        axes.margins(x=0.02)
 
 
 def _grid_figure(name: str, title: str, look: dict[str, Any]) -> list[Figure]:
@@ -156,29 +179,31 @@ def _heat_figure(
     tokens: Sequence[str] = (),
 ) -> Figure:
     import numpy as np
+    from matplotlib.ticker import MaxNLocator
 
     finite = layers[np.isfinite(layers)]
     low, top = (float(value) for value in np.quantile(finite, (0.005, 0.995))) if finite.size else (0.0, 1.0)
-    low = min(low, 0.0)  # weights may be negative where the normaliser is another one
-    top = top if top > low else float(finite.max(initial=low)) or low + 1.0
-    clipped = bool(finite.size and finite.max() > top)
+    signed = low < 0  # weights may be negative where the normaliser is another one: then the middle of the colours is zero
+    top = max(-low, top) if signed else top or float(finite.max(initial=0.0)) or 1.0
+    low, colors = (-top, "PuOr") if signed else (0.0, "viridis")
+    clipped = bool(finite.size and (finite.max() > top or finite.min() < low))
     images: list[Any] = []
 
     def paint_layer(axes: Axes, layer: int) -> None:
         axes.grid(visible=False)
-        images.append(
-            axes.imshow(layers[layer], cmap="viridis", vmin=low, vmax=top, extent=extent, interpolation="nearest", aspect="equal")
-        )
+        images.append(axes.imshow(layers[layer], cmap=colors, vmin=low, vmax=top, extent=extent, interpolation="nearest", aspect="equal"))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
         if tokens:
             axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
             axes.set_yticks(range(len(tokens)), tokens, fontsize=6)
 
     def finish(canvas: Canvas, every: Sequence[Axes]) -> None:
-        bar = canvas.colorbar(images[-1], ax=list(every), shrink=0.85, extend="max" if clipped else "neither")
+        bar = canvas.colorbar(images[-1], ax=list(every), shrink=0.85, extend=("both" if signed else "max") if clipped else "neither")
         bar.set_label("attention weight")
         images.clear()
 
-    many = caption + (" The brightest weights, one in two hundred, are beyond the scale." if clipped else "")
+    many = caption + (" The largest weights, one in two hundred, are beyond the scale." if clipped else "")
     return _panels(name, title, many, len(layers), paint_layer, labels, panel_height=2.0, finish=finish)
 
 

@@ -75,24 +75,31 @@ def figures_by_length(table: Table) -> list[Figure]:
             lines.append(Line(row.name, row.leads[0], x, y, low, tuple(m + s for m, s in zip(y, spread, strict=True))))
     if not any(len(line.x) > 1 for line in lines):
         return []
+    every = [value for line in lines for value in line.y]
+    steep = max(every) > 1.5 * min(every)  # what hardly changes would look steep by itself
 
     def paint(canvas: Canvas) -> None:
         axes = canvas.subplots()
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        axes.set_yscale("log" if steep else "linear")
         _draw_lines(axes, lines)
+        if not steep:
+            axes.set_ylim(bottom=0)
         top = axes.get_ylim()[1]
         for row, _, length, _ in failed:
             axes.plot([length], [top], marker="x", markersize=8, markeredgewidth=2, color=_style(row, lines).color, clip_on=False, zorder=5)
         axes.set_ylim(top=top)
         log_ticks(axes.xaxis, base_two=True)
-        log_ticks(axes.yaxis)
+        if steep:
+            log_ticks(axes.yaxis)
         axes.set_xlabel(table.axes[0])
         axes.set_ylabel(table.axes[1])
         legend(canvas, axes)
 
     told = "; ".join(f"{title} at {length:,.0f}: {text}" for _, title, length, text in failed)
-    caption = f"{sentence(table.axes[1])} against length, both logarithmic." + (f" Crosses at the top: {told}." if told else "")
+    caption = f"{sentence(table.axes[1])} against length, {'both' if steep else 'the latter'} logarithmic."
+    caption += " Bands are one standard deviation over seeds." if any(line.low != line.high for line in lines) else ""
+    caption += f" Crosses at the top: {told}." if told else ""
     titles = [line.title for line in lines]
     return [draw(slug(table.name, "figure"), table.title, caption, paint, HEIGHT + legend_height(titles))]
 
@@ -167,7 +174,7 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
                 )
         for i, (word, value) in enumerate(baselines.items()):
             dashes = (":", "--", "-.")[i % 3]
-            axes.axvline(value * factor, color=INK, linestyle=dashes, linewidth=1, label=f"{shorten(str(word), 40)} (no model)")
+            axes.axvline(value * factor, color=INK, linestyle=dashes, linewidth=1, label=f"{shorten(str(word), 50)} (no model)")
         axes.set_yticks(range(len(rows)), [fill(group.row_title, 32, max_lines=2, placeholder="…") for group, _ in rows])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -178,7 +185,8 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
             columns = 2 if sum(map(len, chosen)) < 50 else 1
             canvas.legend(list(chosen.values()), list(chosen), loc="outside lower center", ncols=columns)
 
-    caption = f"Test {quantity.title} on {title}; whiskers are one standard deviation over seeds."
+    caption = f"Test {quantity.title} on {title}"
+    caption += "; whiskers are one standard deviation over seeds." if any(cell.deviation for _, cell in rows) else "."
     caption += " Diamonds are the paper's." if any(cell.paper for _, cell in rows) else ""
     return [draw(f"{name}-bars", f"{title}: {quantity.name}", caption, paint, 1.1 + 0.32 * len(rows))]
 

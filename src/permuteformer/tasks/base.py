@@ -204,8 +204,8 @@ class Task(ABC):
         """What was guessed or made where nobody said it, for people."""
         return {}
 
-    def baselines(self, split: str) -> dict[str, float]:
-        """What the metric is for answers that need no model: names to values."""
+    def baselines(self, split: str, chosen: np.ndarray | None = None) -> dict[str, float]:
+        """What the metric is for answers that need no model, on all items or those of the ``chosen`` numbers: names to values."""
         return {}
 
     def notes(self) -> list[str]:
@@ -267,8 +267,9 @@ class Classification(Task):
     def summarize(self, sums: Mapping[str, float], split: str) -> dict[str, float]:
         return {"accuracy": sums["correct"] / sums["items"], "loss": sums["loss"] / sums["items"]}
 
-    def baselines(self, split: str) -> dict[str, float]:
+    def baselines(self, split: str, chosen: np.ndarray | None = None) -> dict[str, float]:
         training, labels = (self.items(name).column("label") for name in ("train", split))
+        labels = labels if chosen is None else labels[chosen]
         return {"always the label most frequent in training": float((labels == np.bincount(training).argmax()).mean())}
 
     def words(self, item: Mapping[str, Any]) -> list[str]:

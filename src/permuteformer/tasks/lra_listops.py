@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from permuteformer.tasks import protocol as protocols
 from permuteformer.tasks.base import TASKS, Classification, Source
 from permuteformer.tasks.generators.listops import first_token_answer
@@ -60,10 +62,11 @@ class LraListops(Classification):
     def words(self, item: Mapping[str, Any]) -> list[str]:
         return [" ".join(SYMBOLS[n] for n in item["value"])]
 
-    def baselines(self, split: str) -> dict[str, float]:
+    def baselines(self, split: str, chosen: np.ndarray | None = None) -> dict[str, float]:
         items = self.items(split)
-        right = sum(int(first_token_answer([SYMBOLS[item["value"][0]]]) == item["label"]) for item in items)
-        return {**super().baselines(split), "from the first token alone": right / len(items)}
+        numbers = range(len(items)) if chosen is None else chosen
+        right = sum(int(first_token_answer([SYMBOLS[items[n]["value"][0]]]) == items[n]["label"]) for n in numbers)
+        return {**super().baselines(split, chosen), "from the first token alone": right / len(numbers)}
 
 
 def _read(files: dict[str, Path], problems: Problems) -> Iterator[tuple[str, Row]]:

@@ -34,12 +34,17 @@ def environment(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "linear_attention": in_use(device),
         "processes": processes,
         "versions": {"permuteformer": permuteformer.__version__, **{name: version(name) for name in PACKAGES}},
     }
+
+
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def resumed(first: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def train(experiment: Experiment, folder: Path, how: How = How(), cell: Mapping[
         on_main(accelerator, lambda: bool(task.prepare()))
         config = build_config(experiment.model, experiment.model_fields, task)
         _check(experiment, task, config, how)
-        run = Run(folder, experiment, {"cell": cell, "task": describe(task), "config": config.to_dict()})
+        run = Run(folder, experiment, {"cell": cell, "task": describe(task, experiment.test_items), "config": config.to_dict()})
         with ExitStack() as opened, full_disk_in_words(folder, run.checkpoints), Interruption() as interruption:
             on_main(accelerator, lambda: bool(opened.enter_context(run)))
             return Trainer(experiment, run, how, accelerator, task, config, interruption).run()

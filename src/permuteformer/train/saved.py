@@ -31,6 +31,7 @@ from permuteformer.tasks.own import OwnTable
 from permuteformer.tasks.readers.problems import printable
 from permuteformer.tokens import Alphabet
 from permuteformer.train.build import HEADS, build_task
+from permuteformer.train.feed import chosen
 
 MODEL = "model"
 """The trained model in a run folder, as transformers saves it; of word language models the tokenizer too."""
@@ -130,10 +131,10 @@ def load(folder: str | os.PathLike[str], data: str | None = None, device: str | 
     return Trained(path, experiment, model, str(kind), labels, about, data)
 
 
-def describe(task: Task) -> dict[str, Any]:
+def describe(task: Task, test_items: int | None = None) -> dict[str, Any]:
     """What a run folder keeps of its task, as plain data: enough for reports, and to use the model without the data.
 
-    Baselines are those of the test split, or of validation where there is none.
+    Baselines are those of the test split, of so many items as models are tested on; or of validation where there is none.
     """
     there = task.prepare().info["splits"]
     judged = next((split for split in reversed(SPLITS) if split in there), None)
@@ -145,7 +146,7 @@ def describe(task: Task) -> dict[str, Any]:
         "greater_is_better": task.greater_is_better,
         "notes": task.notes(),
         "labels": list(task.labels),
-        "baselines": task.baselines(judged) if judged and "train" in there else {},
+        "baselines": task.baselines(judged, chosen(there[judged], test_items)) if judged and "train" in there else {},
         "grid": None if task.grid is None else list(task.grid),
         "max_length": task.max_length,
         "unit": task.unit if isinstance(task, LanguageModelling) else None,

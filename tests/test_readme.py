@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from permuteformer.bench.bars import BARS
+from permuteformer.bench.bars import BARS, DOUBLING, worst_doubling
 from permuteformer.report import benches
+from permuteformer.report.quantities import significant
 from permuteformer.report.table import times
 
 ROOT = Path(__file__).parent.parent
@@ -22,8 +23,8 @@ DATA_PAGE = ROOT / "docs" / "data.md"
 PAGES = (README, DATA_PAGE, *(ROOT / "docs" / f"{name}.md" for name in ("gpu", "speed")))
 """Those that have numbers."""
 RESULTS = ROOT / "results" / "core"
-MEASURED = ("ops", "latency", "decode")
-"""Sweeps of ``permuteformer bench`` whose results are there."""
+MEASURED = ("ops", "train", "latency", "decode")
+"""Sweeps of ``permuteformer bench`` whose cases took turns."""
 
 
 @pytest.fixture
@@ -138,6 +139,23 @@ def bench(sweep: str) -> list[str]:
     return [" | ".join([table.title.removeprefix(f"{sweep}: "), *row]) for table in tables for row in table.rows]
 
 
+def scaling(part: int) -> list[str]:
+    """A line a length, and the power of the length that times grow with."""
+    table = benches.length_tables(lines("scaling", "bench"))[part]
+    return [" | ".join(row) for row in zip(table.headers[1:], *(row[1:] for row in table.rows), strict=True)]
+
+
+def profile() -> list[str]:
+    rows = []
+    for line in lines("profile", "bench"):
+        ours, least, formula = (1e3 * line[name] for name in ("seconds", "product_seconds", "formula_seconds"))
+        shares = (f"{100 * share:.0f} %" for share in line["shares"].values())
+        kind = "a step of training" if line["kind"] == "training" else "one item"
+        milliseconds = (significant(value) for value in (formula, ours, least))
+        rows.append(" | ".join([f"{line['task']}, {kind}", *milliseconds, *shares, times(formula / ours), times(formula / least)]))
+    return rows
+
+
 def bars() -> list[str]:
     rows = []
     for sweep in MEASURED:
@@ -147,6 +165,9 @@ def bars() -> list[str]:
         for bar in BARS[sweep]:
             what = f"{bar.quantity}, {benches.title(bar.case)} to {benches.title(bar.against)}"
             rows.append((f"{sweep}: {bar.group}", what, bar.at_most, bar.ratio(results[bar.group])))
+    rows.append(
+        ("scaling: causal attention", "time, PermuteFormer at twice the length", DOUBLING, worst_doubling(lines("scaling", "bench")))
+    )
     return [
         f"{group} | {what} | {times(at_most)} | {times(ratio)} | {'reached' if ratio <= at_most else 'missed'}"
         for group, what, at_most, ratio in rows
@@ -269,7 +290,10 @@ def pairs() -> list[str]:
 
 
 NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
-NUMBERS |= {"bars": bars, **{f"bench_{sweep}": functools.partial(bench, sweep) for sweep in MEASURED}}
+NUMBERS |= {"bars": bars, "profile": profile, **{f"bench_{sweep}": functools.partial(bench, sweep) for sweep in MEASURED}}
+NUMBERS |= {
+    name: functools.partial(scaling, part) for part, name in enumerate(("causal_time", "causal_memory", "model_time", "model_memory"))
+}
 NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length, "registers": registers}
 NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 

@@ -366,3 +366,38 @@ def test_the_ablations_are_shorter_lists():
     for encodings in ([], [Permute(2, 16)], [Decay(2)], [Permute(2, 16), Decay(2)]):
         layer = MultiHeadAttention(32, LinearAttention(2, 16, causal=True, position=Compose(encodings)))
         assert layer(torch.randn(1, 5, 32))[0].shape == (1, 5, 32)
+
+
+class Doubled(nn.Linear):
+    """A projection that somebody put in place of ours."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax", "reformer"])
+def test_one_product_for_queries_keys_and_values_is_three(attention):
+    layer = build(attention, hidden_size=32, num_heads=2).double()
+    x = torch.randn(2, 150, 32, dtype=torch.float64)
+    with torch.no_grad():
+        one = layer._project(x)
+    for made, whole in zip(one, layer._project(x), strict=True):
+        torch.testing.assert_close(made, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("changed", ["replaced", "hooked", "hooked before"])
+def test_projections_that_are_not_plain_are_called(changed):
+    layer = build("linear", hidden_size=32, num_heads=2)
+    x = torch.randn(2, 150, 32)
+    with torch.no_grad():
+        before = layer._project(x)[1]
+        if changed == "replaced":
+            doubled = Doubled(32, 32)
+            doubled.load_state_dict(layer.key.state_dict())
+            layer.key = doubled
+        elif changed == "hooked":
+            layer.key.register_forward_hook(lambda module, given, out: 2 * out)
+        else:
+            layer.key.register_forward_pre_hook(lambda module, given: (2 * given[0],))
+            before = before - layer.key.bias / 2
+        torch.testing.assert_close(layer._project(x)[1], 2 * before)

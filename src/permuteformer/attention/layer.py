@@ -15,6 +15,9 @@ from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
 
+LARGEST_BYTES = 2**25
+"""glibc takes what is larger from the system every time."""
+
 
 class MultiHeadAttention(nn.Module):
     """Projects ``b l hidden_size`` to queries, keys and values, mixes them, and projects back.
@@ -67,10 +70,25 @@ class MultiHeadAttention(nn.Module):
             ``b l hidden_size``, and the state after the last token (``None`` where the layer is not causal).
         """
         self._check(x, positions, key_mask, segments, state)
-        q, v = self.heads(self.query(x)), self.heads(self.value(x))
-        k = q if self.key is None else self.heads(self.key(x))
+        q, k, v = map(self.heads, self._project(x))
         out, state = self.attention.mix(q, k, v, positions=positions, key_mask=key_mask, segments=segments, state=state)
         return self.merge(out), state if self.attention.causal else None
+
+    def _project(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, ``b l h*d``.
+
+        Without gradients they are one product, where that is not larger than what malloc keeps for the next call: memory for three tensors
+        is given back to the system after every layer, and got anew from it page by page, which takes as long as the products.
+        """
+        parts = [part for part in (self.query, self.key, self.value) if part is not None]
+        sizes = [part.out_features for part in parts]
+        size, tokens = sum(sizes), x[..., 0].numel()
+        if torch.is_grad_enabled() or 4 * tokens < size or 4 * tokens * size > LARGEST_BYTES or not all(map(_is_plain, parts)):
+            made = [part(x) for part in parts]
+        else:
+            bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+            made = list(torch.nn.functional.linear(x, torch.cat([part.weight for part in parts]), bias).split(sizes, dim=-1))
+        return made if len(made) == 3 else [made[0], *made]
 
     def merge(self, out: Tensor) -> Tensor:
         """Heads ``b h l v`` put side by side and projected: ``b l hidden_size``."""
@@ -195,6 +213,11 @@ def build(
     encodings = Compose([POSITIONS.build(name, options, structure) for name, options in specified])
     structure = {"num_heads": num_heads, "head_size": size, "causal": causal, "position": encodings}
     return MultiHeadAttention(hidden_size, ATTENTIONS.build(attention, arguments, structure), axes)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether calling it is nothing but its product: it is not replaced (LoRA), parametrised or hooked."""
+    return type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
 
 
 def head_size(hidden_size: int, num_heads: int) -> int:

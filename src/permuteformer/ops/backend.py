@@ -36,6 +36,30 @@ class Call(NamedTuple):
     chunk_size: bool
 
 
+class Work(NamedTuple):
+    """What a kernel computes of q, k ``b h l m``, v ``b h l v`` and the carry before the first token, ``b h m v`` and ``b h m``.
+
+    It returns the output, ``b h l v``, and the carry after the last token; all of them float32.
+    """
+
+    rotation: Rotation | None
+    """Of a permutation whose cycles are contiguous, on the device of q."""
+    start: Tensor
+    """``b``: where positions begin that are not given."""
+    positions: Tensor | None
+    """``b l a`` or ``1 l a``, where they are given."""
+    shown: Tensor | None
+    """``b l`` bool."""
+    feature_map: str
+    """A name of ``MAPS``."""
+    normalize: bool
+    """Divide by the sum of weights."""
+    causal: bool
+    """See no key after the query."""
+    log_decay: Tensor | None
+    """``h``; where causal."""
+
+
 def asked(backend: str | None) -> str:
     """What was asked for: by the argument, else by the environment, else ``"auto"``."""
     wanted, where = (backend, "backend") if backend is not None else (os.environ.get(VARIABLE) or "auto", VARIABLE)

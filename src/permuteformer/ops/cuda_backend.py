@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from permuteformer.ops.backend import MAPS
+from permuteformer.ops.backend import MAPS, Work
 from permuteformer.ops.gpu import needs_gates
-from permuteformer.ops.permutation import Rotation
 from permuteformer.ops.triton_features import features, turns_of, values
 
 MULTIPLE = 16
@@ -42,39 +41,21 @@ def attend(
     v: Tensor,
     kv: Tensor,
     z: Tensor,
-    *,
-    rotation: Rotation | None,
-    start: Tensor,
-    positions: Tensor | None,
-    shown: Tensor | None,
-    feature_map: str,
-    normalize: bool,
-    causal: bool,
-    log_decay: Tensor | None,
+    work: Work,
     segments: Tensor | None = None,
     first_segment: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output ``b h l v``, and the carry after the last token: ``b h m v`` and ``b h m``. All of them float32.
+    """What ``Work`` says, of tensors of any strides, float32 or less. Where tokens are hidden, positions are to be given.
 
     Args:
-        q: ``b h l m``, as k; v is ``b h l v``. Any strides, float32 or less.
-        kv: the carry before the first token, in the absolute frame.
-        z: of it the normaliser.
-        rotation: of a permutation whose cycles are contiguous, on the device of q.
-        start: ``b``: where positions begin that are not given.
-        positions: ``b l a`` or ``1 l a``; needed where tokens are hidden, as these take no place.
-        shown: ``b l`` bool.
-        feature_map: a name of ``backend.MAPS``.
-        normalize: divide by the sum of weights.
-        causal: see no key after the query.
-        log_decay: ``h``; where causal.
         segments: ``b l``, where causal: see one's own only.
         first_segment: ``b``: the segment that the carry is of.
     """
     m, size = q.shape[-1], v.shape[-1]
     width, wide = _up(m), _up(size + 1)
-    turns = turns_of(rotation, start, positions)
-    make = partial(features, rotation=rotation, turns=turns, shown=shown, map=MAPS[feature_map], width=width, tokens_first=causal)
+    causal, shown, log_decay = work.causal, work.shown, work.log_decay
+    how: dict[str, Any] = {"rotation": work.rotation, "turns": turns_of(work.rotation, work.start, work.positions), "shown": shown}
+    make = partial(features, **how, map=MAPS[work.feature_map], width=width, tokens_first=causal)
     v, bad = values(v, shown, wide, causal, finite=causal)  # b h l wide
     carry = F.pad(torch.cat([kv, z.unsqueeze(-1)], dim=-1), (0, wide - size - 1, 0, width - m))
     if causal:
@@ -88,7 +69,7 @@ def attend(
         spoilt = _spoilt(bad, segments)
         kv = kv.masked_fill(spoilt[..., -1, None, None], torch.nan)
         out = out.masked_fill(spoilt.unsqueeze(-1), torch.nan)
-    if normalize:
+    if work.normalize:
         out = out / total.masked_fill(total == 0, 1)
     return out, kv, z
 

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from permuteformer.ops import cuda_backend, native_backend, torch_backend
-from permuteformer.ops.backend import Call, choose
+from permuteformer.ops.backend import Call, Work, choose
 from permuteformer.ops.blocks import Blocks, Carry, Transform, decay_powers, transport
 from permuteformer.ops.checks import (
     can_look_at,
@@ -142,22 +142,23 @@ def linear_attention(
         who = choose(backend, call)
         one_step = causal and length == 1
         if who == "native" or (who == "cuda" and not one_step):
-            how: dict[str, Any] = {
-                "rotation": rotation,
-                "start": start,
-                "positions": positions,
-                "shown": key_mask,
-                "feature_map": feature_map.__name__,
-                "normalize": normalize,
-                "causal": causal,
-                "log_decay": None if log_decay is None else log_decay.to(dtype),
-            }
+            work = Work(
+                rotation=rotation,
+                start=start,
+                positions=positions,
+                shown=key_mask,
+                feature_map=feature_map.__name__,
+                normalize=normalize,
+                causal=causal,
+                log_decay=None if log_decay is None else log_decay.to(dtype),
+            )
             before = carry.kv.transpose(-1, -2), carry.z.squeeze(-2)
             if who == "native":
-                out, kv, z = native_backend.attend(q.to(dtype), k.to(dtype), v.to(dtype), *before, **how)
+                out, kv, z = native_backend.attend(q.to(dtype), k.to(dtype), v.to(dtype), *before, work)
             else:
-                how["positions"] = count_positions(start, length, key_mask) if positions is None and key_mask is not None else positions
-                out, kv, z = cuda_backend.attend(q, k, v, *before, **how, segments=segments, first_segment=_first_segment(segments, state))
+                if positions is None and key_mask is not None:
+                    work = work._replace(positions=count_positions(start, length, key_mask))
+                out, kv, z = cuda_backend.attend(q, k, v, *before, work, segments, _first_segment(segments, state))
             return out.to(v.dtype), LinearState(kv, z, next_position, _last_segment(segments, state))
 
         relative = positions is None and not one_step and transform is not None and transform.is_group and _is_one_run(key_mask)

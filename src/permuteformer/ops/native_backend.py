@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from permuteformer.ops.backend import MAPS
+from permuteformer.ops.backend import MAPS, Work
 from permuteformer.ops.native import Kernel, load
-from permuteformer.ops.permutation import Rotation
 
 SHARED = "Tensor cycles, Tensor of_head, Tensor start, Tensor? positions, Tensor? shown, int map, bool normalize"
 OPERATORS = {
@@ -33,51 +32,22 @@ for _name, _schema in OPERATORS.items():
     _library.define(_name + _schema)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kv: Tensor,
-    z: Tensor,
-    *,
-    rotation: Rotation | None,
-    start: Tensor,
-    positions: Tensor | None,
-    shown: Tensor | None,
-    feature_map: str,
-    normalize: bool,
-    causal: bool,
-    log_decay: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output ``b h l v``, and the carry after the last token: ``b h m v`` and ``b h m``. All of them float32.
-
-    Args:
-        q: ``b h l m``, as k; v is ``b h l v``. Any strides.
-        kv: the carry before the first token, in the absolute frame.
-        z: of it the normaliser.
-        rotation: of a permutation whose cycles are contiguous.
-        start: ``b``: where counted positions begin.
-        positions: ``b l a`` or ``1 l a``, where they are given.
-        shown: ``b l`` bool.
-        feature_map: a name of ``backend.MAPS``.
-        normalize: divide by the sum of weights.
-        causal: see no key after the query.
-        log_decay: ``h``.
-    """
+def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, work: Work) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``Work`` says, of tensors of any strides, in float32."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if rotation is None:
+    if work.rotation is None:
         of_head = torch.zeros(q.shape[1] + 1, dtype=torch.int32)
         cycles = of_head.new_zeros(0, 3)
     else:
-        cycles, of_head = rotation.cycles, rotation.of_head
-    shared = (cycles, of_head, start.contiguous(), positions, shown, MAPS[feature_map], normalize)
+        cycles, of_head = work.rotation.cycles, work.rotation.of_head
+    shared = (cycles, of_head, work.start.contiguous(), work.positions, work.shown, MAPS[work.feature_map], work.normalize)
     ops = torch.ops.permuteformer
-    if not causal:
+    if not work.causal:
         out, kv, z = ops.total(q, k, v, kv.contiguous(), z.contiguous(), *shared)
         return out, kv, z
-    inputs = (q, k, v, kv, z) if log_decay is None else (q, k, v, kv, z, log_decay)
+    inputs = (q, k, v, kv, z) if work.log_decay is None else (q, k, v, kv, z, work.log_decay)
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    out, kv, z, _ = ops.scan(q, k, v, kv.contiguous(), z.contiguous(), *shared, log_decay, keep)
+    out, kv, z, _ = ops.scan(q, k, v, kv.contiguous(), z.contiguous(), *shared, work.log_decay, keep)
     return out, kv, z
 
 

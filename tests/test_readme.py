@@ -27,6 +27,10 @@ MEASURED = ("ops", "train", "latency", "decode")
 """Sweeps of ``permuteformer bench`` whose cases took turns."""
 
 
+NOT_HERE = "performer-pytorch"
+"""A peer that was not installed."""
+
+
 @pytest.fixture
 def namespace(monkeypatch, tmp_path):
     """What the README's code defines; its registrations are taken back afterwards."""
@@ -141,13 +145,13 @@ def bench(sweep: str) -> list[str]:
 
 def scaling(part: int) -> list[str]:
     """A line a length, and the power of the length that times grow with."""
-    table = benches.length_tables(lines("scaling", "bench"))[part]
-    return [" | ".join(row) for row in zip(table.headers[1:], *(row[1:] for row in table.rows), strict=True)]
+    there = [line for line in lines("scaling", "bench") if line["row"] != NOT_HERE]
+    return [" | ".join(row) for row in benches.length_tables(there)[part].rows]
 
 
 def profile() -> list[str]:
     rows = []
-    for line in lines("profile", "bench"):
+    for line in lines("shares", "bench"):
         ours, least, formula = (1e3 * line[name] for name in ("seconds", "product_seconds", "formula_seconds"))
         shares = (f"{100 * share:.0f} %" for share in line["shares"].values())
         kind = "a step of training" if line["kind"] == "training" else "one item"

@@ -197,7 +197,7 @@ class TestMeasurement:
     @pytest.mark.parametrize(
         ("field", "value", "message"),
         [
-            ("kind", "trainig", "unknown kind of measurement 'trainig': there is 'inference', 'training'; did you mean 'training'"),
+            ("kind", "trainig", "unknown kind of measurement 'trainig': did you mean 'training'\\? There is 'inference', 'training'"),
             ("length", 0, "length must be 1 or more; it is 0"),
             ("length", None, "length must be a whole number; it is None"),
             ("length", 1.5, "length must be a whole number; it is 1.5"),

@@ -44,10 +44,11 @@ def test_curves_have_the_power_of_the_length_and_say_where_they_end():
         line("matmul", 1.0, group="matrix product", length=2048, flops=1e12),
     ]
     times, memory = benches.length_tables(lines)
-    assert times.headers == ("", "512", "1,024", "2,048", "4,096", "power of the length")
-    assert [row[-1] for row in times.rows] == ["1.00", "2.00"]
-    assert times.rows[1][4] == "out of memory"
-    assert memory.rows[0] == ("PermuteFormer", *["7.00"] * 4)
+    assert times.headers == memory.headers == ("tokens", "PermuteFormer", "Transformer")
+    assert [row[0] for row in times.rows] == ["512", "1,024", "2,048", "4,096", "power of the length"]
+    assert times.rows[-1][1:] == ("1.00", "2.00")
+    assert times.rows[-2][2] == "out of memory"
+    assert [row[1] for row in memory.rows] == ["7.00"] * 4
     (figure,) = benches.length_figures(lines, benches.rate_of(lines))
     assert "Lines end: Transformer out of memory at 4,096" in figure.caption
     assert benches.ROOFLINE in figure.svg

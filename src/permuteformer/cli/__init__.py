@@ -20,6 +20,7 @@ app.command()(report.report)
 app.command()(bench.bench)
 app.command()(info.info)
 app.command()(models.models)
+app.command()(models.inspect)
 app.command()(models.convert)
 app.add_typer(data.app, name="data")
 

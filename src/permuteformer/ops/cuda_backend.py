@@ -54,8 +54,8 @@ def attend(
     m, size = q.shape[-1], v.shape[-1]
     width, wide = _up(m), _up(size + 1)
     causal, shown, log_decay = work.causal, work.shown, work.log_decay
-    how: dict[str, Any] = {"rotation": work.rotation, "turns": turns_of(work.rotation, work.start, work.positions), "shown": shown}
-    make = partial(features, **how, map=MAPS[work.feature_map], width=width, tokens_first=causal)
+    turns, map = turns_of(work.rotation, work.start, work.positions), MAPS[work.feature_map]
+    make = partial(features, rotation=work.rotation, turns=turns, shown=shown, map=map, width=width, tokens_first=causal)
     v, bad = values(v, shown, wide, causal, finite=causal)  # b h l wide
     carry = F.pad(torch.cat([kv, z.unsqueeze(-1)], dim=-1), (0, wide - size - 1, 0, width - m))
     if causal:

@@ -52,18 +52,17 @@ def side_by_side_tables(lines: Iterable[Line]) -> list[Numbers]:
 
 
 def length_tables(lines: Iterable[Line]) -> list[Numbers]:
-    """For each group of curves, times by length and the power of the length that they grow with; and the peaks of memory."""
+    """For each group of curves, a row a length: times, and the power of the length that they grow with; and the peaks of memory."""
     tables = []
     for group, of_it in _groups(line for line in lines if line["row"] != "matmul").items():
         lengths = sorted({line["length"] for line in of_it})
-        rows = _rows(of_it)
-        headers = ("", *(f"{length:,}" for length in lengths))
-        shown = [
-            (title(row), *(_cell(found.get(length), "seconds_best", 1e3) for length in lengths), _exponent(found)) for row, found in rows
-        ]
-        tables.append(Numbers(f"{group}: best time (ms)", (*headers, "power of the length"), tuple(shown)))
-        memory = [(title(row), *(_cell(found.get(length), "peak_memory_bytes", 1e-6) for length in lengths)) for row, found in rows]
-        tables.append(Numbers(f"{group}: peak memory of the process (MB)", headers, tuple(memory)))
+        curves = _rows(of_it)
+        headers = ("tokens", *(title(row) for row, _ in curves))
+        for what, name, factor in (("best time (ms)", "seconds_best", 1e3), ("peak memory of the process (MB)", "peak_memory_bytes", 1e-6)):
+            rows = [(f"{length:,}", *(_cell(found.get(length), name, factor) for _, found in curves)) for length in lengths]
+            if name == "seconds_best":
+                rows.append(("power of the length", *(_exponent(found) for _, found in curves)))
+            tables.append(Numbers(f"{group}: {what}", headers, tuple(rows)))
     return tables
 
 

@@ -51,6 +51,25 @@ def figures_of_looks(groups: Sequence[Group], left_out: list[str]) -> list[Figur
     return figures
 
 
+LIKENESS = "likeness to itself"
+
+
+def likeness_figure(title: str, distances: Sequence[int], layers: Any, reach: str) -> Figure:
+    """How much a token is like itself at other distances, by layer and head: numbers of ``layers`` are layer, head and distance, or layer,
+    head, row and column. ``reach`` says how far distances are told apart."""
+    import numpy as np
+
+    values: Array = np.asarray(layers, dtype=np.float64)
+    if values.ndim == 4:
+        caption = f"How much a token is like itself so many rows and columns away, mean over heads. {reach}"
+        low, high = distances[0] - 0.5, distances[-1] + 0.5
+        labels = ("columns between (pixels)", "rows between (pixels)")
+        return _heat_figure("likeness", title, caption, values.mean(axis=1), labels, (low, high, high, low), bar=LIKENESS)
+    caption = f"How much a token is like itself so many tokens away: features back in their place, times r to the distance. {reach}"
+    labels = ("distance i − j (tokens)", LIKENESS)
+    return _heads_figure("likeness", title, caption, _array(distances, 1), values, labels)
+
+
 def _look(group: Group) -> dict[str, Any]:
     return next((dict(record.looks) for record in group.records if record.looks), {})
 
@@ -97,6 +116,12 @@ def _kernels_figure(name: str, title: str, kernels: Sequence[tuple[Group, Array,
 
 
 def _kernel_figure(name: str, title: str, distances: Array, layers: Array, *, sums_to_one: bool) -> Figure:
+    caption = "" if sums_to_one else " Here the weights of a query do not add up to 1."
+    return _heads_figure(name, title, caption, distances, layers, ("distance i − j (tokens)", "average attention weight"))
+
+
+def _heads_figure(name: str, title: str, more: str, distances: Array, layers: Array, labels: tuple[str, str]) -> Figure:
+    """Lines of the heads of each layer, and their mean."""
     from matplotlib import colormaps
 
     heads = layers.shape[1]
@@ -110,9 +135,7 @@ def _kernel_figure(name: str, title: str, distances: Array, layers: Array, *, su
         scale.set_on(axes)
 
     many = f"its {heads} heads, from blue to green" if heads > 1 else "its one head"
-    caption = f"A panel a layer: thin lines are {many}, the thick line is their mean."
-    caption += scale.told + ("" if sums_to_one else " Here the weights of a query do not add up to 1.")
-    labels = ("distance i − j (tokens)", "average attention weight")
+    caption = f"A panel a layer: thin lines are {many}, the thick line is their mean.{scale.told} {more}".strip()
     return _panels(name, title, caption, len(layers), paint_layer, labels, panel_height=1.45)
 
 
@@ -177,6 +200,7 @@ def _heat_figure(
     labels: tuple[str, str],
     extent: tuple[float, float, float, float] | None,
     tokens: Sequence[str] = (),
+    bar: str = "attention weight",
 ) -> Figure:
     import numpy as np
     from matplotlib.ticker import MaxNLocator
@@ -199,8 +223,8 @@ def _heat_figure(
             axes.set_yticks(range(len(tokens)), tokens, fontsize=6)
 
     def finish(canvas: Canvas, every: Sequence[Axes]) -> None:
-        bar = canvas.colorbar(images[-1], ax=list(every), shrink=0.85, extend=("both" if signed else "max") if clipped else "neither")
-        bar.set_label("attention weight")
+        extend = ("both" if signed else "max") if clipped else "neither"
+        canvas.colorbar(images[-1], ax=list(every), shrink=0.85, extend=extend).set_label(bar)
         images.clear()
 
     many = caption + (" The largest weights, one in two hundred, are beyond the scale." if clipped else "")

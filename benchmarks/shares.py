@@ -1,6 +1,6 @@
 """Where the time of whole models goes, and the least they could take: the matrix products alone, at this machine's rate.
 
-    python benchmarks/profile.py --output results/bench
+    python benchmarks/shares.py --output results/bench
 
 Times are best ones, of ours, the formula and the matrix product in turns; shares are of the profiler's own times of a step.
 """
@@ -32,7 +32,7 @@ STEPS = 5
 def main() -> None:
     """Measure all, a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("results/bench"), help="folder of profile.jsonl")
+    parser.add_argument("--output", type=Path, default=Path("results/bench"), help="folder of shares.jsonl")
     output = parser.parse_args().output
     lines = []
     for task in TASKS:
@@ -40,7 +40,7 @@ def main() -> None:
             lines.append(measure(task, kind))
             print(json.dumps({name: value for name, value in lines[-1].items() if name != "environment"}))
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / "profile.jsonl", "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines).encode())
+    write_whole(output / "shares.jsonl", "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines).encode())
 
 
 def measure(task: str, kind: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def measure(task: str, kind: str) -> dict[str, Any]:
         "product_flops": flops,
         "flops_per_second": rate,
         "product_seconds": flops / rate,
-        "environment": {**environment(), "command": ["python", "benchmarks/profile.py"]},
+        "environment": {**environment(), "command": ["python", "benchmarks/shares.py"]},
     }
 
 

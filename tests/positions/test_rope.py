@@ -132,7 +132,7 @@ def test_odd_shares_are_refused(feature_size, axes):
 def test_bad_base_is_refused():
     with pytest.raises(ValueError, match="base must be above 0, and a number; it is 0"):
         Rope(8, base=0.0)
-    with pytest.raises(TypeError, match=re.escape("there is 'base'")):
+    with pytest.raises(TypeError, match=re.escape("There is 'base'")):
         build("linear", [("rope", {"bas": 3})], hidden_size=8, num_heads=2)
 
 

@@ -190,4 +190,7 @@ def _at_once(jobs: int | None) -> int:
 
 
 def _number(number: Any) -> str:
-    return "" if number is None else f"{number[0]:.2f}" + ("" if number[1] is None else f" ± {number[1]:.2f}")
+    if number is None:
+        return ""
+    mean, deviation = number
+    return (f"{mean:,}" if isinstance(mean, int) else f"{mean:.2f}") + ("" if deviation is None else f"±{deviation:.2f}")

@@ -16,6 +16,7 @@ from permuteformer.tasks import TASKS, Task
 from permuteformer.tokens import PAPER
 from permuteformer.train import checkpoint
 from permuteformer.train.build import build_model
+from permuteformer.train.card import model_card
 from permuteformer.train.looks import look
 from permuteformer.train.run import Run
 from permuteformer.train.state import load_model, model_tensors
@@ -44,7 +45,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     def write() -> None:
         model = build_model(trainer.config, task.kind).eval()  # whole and plain, whatever became of the one that was trained
         load_model(model, weights)
-        _save(model, task, run)
+        _save(model, task, run, result)
         dataset = task.dataset("validation")
         batch = task.collate([dataset[n] for n in range(min(LOOKED_AT, len(dataset)))])
         run.write(LOOKS, look(model if trainer.how.shard else model.to(trainer.accelerator.device), task, batch))
@@ -79,8 +80,8 @@ def _best(run: Run, step: int) -> dict[str, Tensor]:
         raise checkpoint.Damaged(f"{error}. It has the best weights, which are to be tested: train anew in another folder") from error
 
 
-def _save(model: PermuteFormerPreTrainedModel, task: Task, run: Run) -> None:
-    """A folder for ``from_pretrained``, with the tokenizer where there is one."""
+def _save(model: PermuteFormerPreTrainedModel, task: Task, run: Run, result: dict[str, Any]) -> None:
+    """A folder for ``from_pretrained``, with a card, and the tokenizer where there is one."""
     import transformers
 
     from permuteformer.models.tokenizer import ByteTokenizer, tokenizer_of_words
@@ -90,6 +91,7 @@ def _save(model: PermuteFormerPreTrainedModel, task: Task, run: Run) -> None:
     shutil.rmtree(path, ignore_errors=True)
     with whole_folder(path) as partial:
         model.save_pretrained(partial)
+        (partial / "README.md").write_text(model_card(run, result), encoding="utf-8")
         if words := getattr(task, "vocabulary", None):
             tokenizer_of_words(words).save_pretrained(partial)
         elif task.grid is None and task.vocab_size == PAPER.size:

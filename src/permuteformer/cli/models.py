@@ -69,8 +69,7 @@ def inspect(
         kind = "causal" if config.causal else "bidirectional"
         say(f"{source}: {config.attention['name']} attention, {kind}, {config.num_attention_heads} heads; positions: {names}", style="bold")
         for layers in found.layers:
-            if len(found.layers) > 1:
-                say(f"layer{'s' if len(layers.numbers) > 1 else ''} {', '.join(map(str, layers.numbers))}")
+            say(layers.name)
             console.print(_heads_table(layers.heads, config.axes, distance))
         if found.reach:
             say(f"all heads together repeat after {' x '.join(f'{n:,}' for n in found.reach)} tokens")
@@ -120,7 +119,7 @@ def _draw_likeness(found: Inspection, source: str, distance: int, picture: Path)
         for group in found.layers
     ]
     reach = f"All heads together repeat after {' x '.join(f'{n:,}' for n in found.reach)}." if found.reach else ""
-    figure = likeness_figure(f"{Path(source).name}: positions", list(numbers), layers, reach)
+    figure = likeness_figure(f"{Path(source).name}: positions", list(numbers), layers, [group.name for group in found.layers], reach)
     write_whole(picture, figure.png)
 
 

@@ -74,7 +74,17 @@ class Layers:
     """Layers whose heads are alike."""
 
     numbers: tuple[int, ...]
+    """Counted from 0."""
     heads: tuple[Head, ...]
+
+    @property
+    def name(self) -> str:
+        """For people.
+
+        >>> Layers((0, 1, 2, 5), ()).name
+        'layers 0, 1, 2, 5'
+        """
+        return f"layer{'s' if len(self.numbers) > 1 else ''} {', '.join(map(str, self.numbers))}"
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,9 @@ def figures_of_looks(groups: Sequence[Group], left_out: list[str]) -> list[Figur
 LIKENESS = "likeness to itself"
 
 
-def likeness_figure(title: str, distances: Sequence[int], layers: Any, reach: str) -> Figure:
+def likeness_figure(title: str, distances: Sequence[int], layers: Any, names: Sequence[str], reach: str) -> Figure:
     """How much a token is like itself at other distances, by layer and head: numbers of ``layers`` are layer, head and distance, or layer,
-    head, row and column. ``reach`` says how far distances are told apart."""
+    head, row and column. ``names`` are of the panels, one a layer; ``reach`` says how far distances are told apart."""
     import numpy as np
 
     values: Array = np.asarray(layers, dtype=np.float64)
@@ -64,10 +64,10 @@ def likeness_figure(title: str, distances: Sequence[int], layers: Any, reach: st
         caption = f"How much a token is like itself so many rows and columns away, mean over heads. {reach}"
         low, high = distances[0] - 0.5, distances[-1] + 0.5
         labels = ("columns between (pixels)", "rows between (pixels)")
-        return _heat_figure("likeness", title, caption, values.mean(axis=1), labels, (low, high, high, low), bar=LIKENESS)
+        return _heat_figure("likeness", title, caption, values.mean(axis=1), labels, (low, high, high, low), bar=LIKENESS, names=names)
     caption = f"How much a token is like itself so many tokens away: features back in their place, times r to the distance. {reach}"
     labels = ("distance i − j (tokens)", LIKENESS)
-    return _heads_figure("likeness", title, caption, _array(distances, 1), values, labels)
+    return _heads_figure("likeness", title, caption, _array(distances, 1), values, labels, names)
 
 
 def _look(group: Group) -> dict[str, Any]:
@@ -120,7 +120,9 @@ def _kernel_figure(name: str, title: str, distances: Array, layers: Array, *, su
     return _heads_figure(name, title, caption, distances, layers, ("distance i − j (tokens)", "average attention weight"))
 
 
-def _heads_figure(name: str, title: str, more: str, distances: Array, layers: Array, labels: tuple[str, str]) -> Figure:
+def _heads_figure(
+    name: str, title: str, more: str, distances: Array, layers: Array, labels: tuple[str, str], names: Sequence[str] = ()
+) -> Figure:
     """Lines of the heads of each layer, and their mean."""
     from matplotlib import colormaps
 
@@ -136,7 +138,7 @@ def _heads_figure(name: str, title: str, more: str, distances: Array, layers: Ar
 
     many = f"its {heads} heads, from blue to green" if heads > 1 else "its one head"
     caption = f"A panel a layer: thin lines are {many}, the thick line is their mean.{scale.told} {more}".strip()
-    return _panels(name, title, caption, len(layers), paint_layer, labels, panel_height=1.45)
+    return _panels(name, title, caption, len(layers), paint_layer, labels, panel_height=1.45, names=names)
 
 
 class _Scale:
@@ -201,6 +203,7 @@ def _heat_figure(
     extent: tuple[float, float, float, float] | None,
     tokens: Sequence[str] = (),
     bar: str = "attention weight",
+    names: Sequence[str] = (),
 ) -> Figure:
     import numpy as np
     from matplotlib.ticker import MaxNLocator
@@ -228,7 +231,7 @@ def _heat_figure(
         images.clear()
 
     many = caption + (" The largest weights, one in two hundred, are beyond the scale." if clipped else "")
-    return _panels(name, title, many, len(layers), paint_layer, labels, panel_height=2.0, finish=finish)
+    return _panels(name, title, many, len(layers), paint_layer, labels, panel_height=2.0, finish=finish, names=names)
 
 
 def _panels(
@@ -240,8 +243,9 @@ def _panels(
     labels: tuple[str, str],
     panel_height: float,
     finish: Callable[[Canvas, Sequence[Axes]], None] | None = None,
+    names: Sequence[str] = (),
 ) -> Figure:
-    """A panel for each layer, two beside each other, with the same axes."""
+    """A panel for each layer, two beside each other, with the same axes; they are numbered where they have no names."""
     columns = min(2, count)
     lines = -(-count // columns)
 
@@ -253,7 +257,7 @@ def _panels(
                 every[layer - columns].tick_params(labelbottom=True)
                 continue
             paint_layer(axes, layer)
-            axes.set_title(f"layer {layer + 1}")
+            axes.set_title(names[layer] if names else f"layer {layer + 1}")
         canvas.supxlabel(labels[0], fontsize=9)
         canvas.supylabel(labels[1], fontsize=9)
         if finish is not None:

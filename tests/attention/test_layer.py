@@ -380,8 +380,8 @@ def test_one_product_for_queries_keys_and_values_is_three(attention):
     layer = build(attention, hidden_size=32, num_heads=2).double()
     x = torch.randn(2, 150, 32, dtype=torch.float64)
     with torch.no_grad():
-        one = layer._project(x)
-    for made, whole in zip(one, layer._project(x), strict=True):
+        one = layer.project(x)
+    for made, whole in zip(one, layer.project(x), strict=True):
         torch.testing.assert_close(made, whole, rtol=1e-12, atol=1e-12)
 
 
@@ -390,7 +390,7 @@ def test_projections_that_are_not_plain_are_called(changed):
     layer = build("linear", hidden_size=32, num_heads=2)
     x = torch.randn(2, 150, 32)
     with torch.no_grad():
-        before = layer._project(x)[1]
+        before = layer.project(x)[1]
         if changed == "replaced":
             doubled = Doubled(32, 32)
             doubled.load_state_dict(layer.key.state_dict())
@@ -400,4 +400,4 @@ def test_projections_that_are_not_plain_are_called(changed):
         else:
             layer.key.register_forward_pre_hook(lambda module, given: (2 * given[0],))
             before = before - layer.key.bias / 2
-        torch.testing.assert_close(layer._project(x)[1], 2 * before)
+        torch.testing.assert_close(layer.project(x)[1], 2 * before)

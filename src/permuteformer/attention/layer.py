@@ -70,20 +70,21 @@ class MultiHeadAttention(nn.Module):
             ``b l hidden_size``, and the state after the last token (``None`` where the layer is not causal).
         """
         self._check(x, positions, key_mask, segments, state)
-        q, k, v = map(self.heads, self._project(x))
+        q, k, v = map(self.heads, self.project(x))
         out, state = self.attention.mix(q, k, v, positions=positions, key_mask=key_mask, segments=segments, state=state)
         return self.merge(out), state if self.attention.causal else None
 
-    def _project(self, x: Tensor) -> list[Tensor]:
+    def project(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values, ``b l h*d``.
 
-        Without gradients they are one product, where that is not larger than what malloc keeps for the next call: memory for three tensors
-        is given back to the system after every layer, and got anew from it page by page, which takes as long as the products.
+        On a CPU and without gradients they are one product, where that is not larger than what malloc keeps for the next call: memory for
+        three tensors is given back to the system after every layer, and got anew from it page by page.
         """
         parts = [part for part in (self.query, self.key, self.value) if part is not None]
         sizes = [part.out_features for part in parts]
-        size, tokens = sum(sizes), x[..., 0].numel()
-        if torch.is_grad_enabled() or 4 * tokens < size or 4 * tokens * size > LARGEST_BYTES or not all(map(_is_plain, parts)):
+        size, tokens = sum(sizes), x.shape[0] * x.shape[1]
+        fits = size <= 4 * tokens and tokens * size * x.element_size() <= LARGEST_BYTES  # and the copy of the weights is small beside it
+        if torch.is_grad_enabled() or x.device.type != "cpu" or not fits or not all(map(_is_plain, parts)):
             made = [part(x) for part in parts]
         else:
             bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])

@@ -157,10 +157,15 @@ def _show_bars(sweep: str, lines: list[Line]) -> None:
         console.print(shown)
 
 
+MOST_BESIDE_NAMES = 7
+"""Columns of a table whose names are kept in one line: more leave a narrow terminal no room for their numbers."""
+
+
 def _table(table: Numbers) -> Table:
     shown = Table(title=Text(table.title), title_justify="left")
     for place, header in enumerate(table.headers):
-        shown.add_column(Text(header), justify="left" if place == 0 else "right", no_wrap=place == 0)
+        whole = place == 0 and len(table.headers) <= MOST_BESIDE_NAMES
+        shown.add_column(Text(header), justify="left" if place == 0 else "right", overflow="fold", no_wrap=whole)
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown

@@ -116,7 +116,7 @@ def _kernels_figure(name: str, title: str, kernels: Sequence[tuple[Group, Array,
 
 
 def _kernel_figure(name: str, title: str, distances: Array, layers: Array, *, sums_to_one: bool) -> Figure:
-    caption = "" if sums_to_one else " Here the weights of a query do not add up to 1."
+    caption = "" if sums_to_one else "Here the weights of a query do not add up to 1."
     return _heads_figure(name, title, caption, distances, layers, ("distance i − j (tokens)", "average attention weight"))
 
 

@@ -108,8 +108,7 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, *, positions: Tensor
     shown = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
     queries, keys = shown[:, None, :, None], shown[:, None, None, :]
     with without_autocast(x.device):
-        q, v = (_wide(layer.heads(project(x))) for project in (layer.query, layer.value))
-        k = q if layer.key is None else _wide(layer.heads(layer.key(x)))
+        q, k, v = (_wide(layer.heads(part)) for part in layer.project(x))
         identity = torch.eye(length, dtype=v.dtype, device=v.device).expand(*q.shape[:2], -1, -1)
         out = attention.mix(q, k, v, **call)[0].masked_fill(~queries, 0)
         try:

@@ -47,8 +47,6 @@ struct Walk {
         for (int32_t c = 0; c < count; c++) axes = cycles[c].axis < axes ? axes : cycles[c].axis + 1;
     }
     bool is_shown(int64_t t) const { return !shown || shown[t]; }
-    // Whether a vector that begins in row t of x may end behind the last row.
-    bool is_near_end(int64_t t, int64_t token) const { return (call->length - 1 - t) * token < W; }
     int64_t count_shown(int64_t begin, int64_t end) const {
         if (!shown) return end - begin;
         int64_t found = 0;
@@ -69,30 +67,34 @@ struct Walk {
             }
         return stop;
     }
-    // Calls visit(token, cycle, run) for each run of tokens that are shown and each of their cycles in order; it returns the last shift. A few
-    // tokens at a time, so that their numbers stay in the first cache while one cycle after the other is done for all of them.
-    template <typename Visit>
-    void turned(Turn *turns, int64_t begin, int64_t end, Visit visit) const {
+    // Calls each(t, stop, counted) for runs of tokens that are shown: a few at a time, so that their numbers stay in the first cache while one
+    // cycle after the other is turned for all of them. counted is the place of the first, where positions are counted.
+    template <typename Each>
+    void runs(int64_t begin, int64_t end, Each each) const {
         int64_t counted = place;
         for (int64_t t = begin; t < end;) {
             if (!is_shown(t)) {
                 t++;
                 continue;
             }
-            const int64_t stop = run_end(t, t + FEW < end ? t + FEW : end), tokens = stop - t;
-            for (int32_t c = 0; c < count; c++) {
-                const int32_t axis = cycles[c].axis;
-                const int64_t first = positions ? position(t, axis) : counted, last = positions ? position(stop - 1, axis) : counted + tokens - 1;
-                const int64_t shift = turns[c].to(first, cycles[c].length), step = tokens > 1 && last != first;
-                turns[c].shift = visit(t, cycles[c], Run{tokens, cycles[c].length, shift, step});
-                turns[c].last = last;
-            }
-            counted += tokens;
+            const int64_t stop = run_end(t, t + FEW < end ? t + FEW : end);
+            each(t, stop, counted);
+            counted += stop - t;
             t = stop;
         }
     }
-    Turn *turns(Arena &arena) const { return arena.take<Turn>(count); }
-    static size_t turn_bytes(const Call &call) { return sizeof(Turn) * call.features + 64; }
+    // The rows x of a run, each cycle turned as far as the token's position says, or back, to the rows y.
+    template <bool BACK>
+    void turn_rows(Turn *turns, int64_t t, int64_t stop, int64_t counted, const float *x, float *y, ptrdiff_t row) const {
+        const int64_t tokens = stop - t;
+        for (int32_t c = 0; c < count; c++) {
+            const int32_t axis = cycles[c].axis, from = cycles[c].begin;
+            const int64_t first = positions ? position(t, axis) : counted, last = positions ? position(stop - 1, axis) : counted + tokens - 1;
+            const int64_t shift = turns[c].to(first, cycles[c].length), step = tokens > 1 && last != first;
+            turns[c].shift = turn<BACK>(Run{tokens, cycles[c].length, shift, step}, x + from, y + from, row);
+            turns[c].last = last;
+        }
+    }
 };
 
 static inline void zero(float *p, ptrdiff_t n) { std::memset(p, 0, n * sizeof(float)); }
@@ -152,6 +154,15 @@ struct Sizes {
     static ptrdiff_t panel_size(ptrdiff_t rows, ptrdiff_t columns) { return rows * ((columns + PANEL - 1) / PANEL) * PANEL; }
 };
 
+// What turning needs: how far each cycle is turned, and rows for a run.
+struct Room {
+    Turn *turns;
+    float *rows;
+
+    Room(const Sizes &s, const Walk &walk, Arena &arena) : turns(arena.take<Turn>(walk.count)), rows(arena.take<float>(FEW * s.f_row)) {}
+    static size_t bytes(const Sizes &s) { return sizeof(Turn) * s.m + 4 * FEW * s.f_row + 128; }
+};
+
 static inline void carry_in(const Sizes &s, const float *kv, const float *z, float *to_kv, float *to_z) {
     for (ptrdiff_t i = 0; i < s.m; i++) copy_row(kv + i * s.d, to_kv + i * s.dp, s.d);
     copy_row(z, to_z, s.m);
@@ -162,21 +173,19 @@ static inline void carry_out(const Sizes &s, const float *kv, const float *z, fl
     copy_row(z, to_z, s.m);
 }
 
-// Features of tokens begin … end of x, a row each; nothing where hidden.
+// Features of tokens begin … end of x, a row each; nothing where hidden. Those of a run are made in `room`, FEW rows, and turned from there: rows
+// of x are a power of two apart as a rule, and fight for the same places of the first cache.
 template <int MAP>
-static void fill(const Sizes &s, const Walk &walk, Turn *turns, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
+static void fill(const Sizes &s, const Walk &walk, Room &room, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
     f -= begin * s.f_row;
-    walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, const Run &run) {
-        const bool careful = cycle.begin + cycle.length + W > s.m && walk.is_near_end(t + run.tokens - 1, token);
-        return map_cycle<MAP>(run, x + t * token + cycle.begin, token, f + t * s.f_row + cycle.begin, s.f_row, careful);
+    walk.runs(begin, end, [&](int64_t t, int64_t stop, int64_t counted) {
+        float *to = walk.count ? room.rows : f + t * s.f_row;
+        for (int64_t i = 0; i < stop - t; i++) map_row<MAP>(x + (t + i) * token, to + i * s.f_row, s.m);
+        walk.turn_rows<false>(room.turns, t, stop, counted, room.rows, f + t * s.f_row, s.f_row);
     });
     for (int64_t t = begin; t < end; t++) {
-        if (!walk.is_shown(t)) {
-            zero(f + t * s.f_row, s.mp);
-            continue;
-        }
-        if (walk.count == 0) map_row<MAP>(x + t * token, f + t * s.f_row, s.m);
-        for (ptrdiff_t i = s.m; i < s.mp; i++) f[t * s.f_row + i] = 0;
+        const ptrdiff_t known = walk.is_shown(t) ? s.m : 0;
+        zero(f + t * s.f_row + known, s.mp - known);
     }
 }
 
@@ -190,31 +199,18 @@ static void fill_values(const Sizes &s, const Walk &walk, const float *x, int64_
     }
 }
 
-// The gradients of tokens, from those of their features. Cycles whose last vector would be written beyond the row are put together in `room`, a
-// row each.
+// The gradients of tokens, from those of their features, which are turned back in `room`.
 template <int MAP>
-static void back(const Sizes &s, const Walk &walk, Turn *turns, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token,
-                 int64_t begin, int64_t end, float *room) {
+static void back(const Sizes &s, const Walk &walk, Room &room, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token,
+                 int64_t begin, int64_t end) {
     df -= begin * s.f_row;
-    room -= begin * s.f_row;
-    ptrdiff_t apart = s.m;
-    for (int32_t c = walk.count - 1; c >= 0 && walk.cycles[c].begin + walk.cycles[c].length + W > s.m; c--) apart = walk.cycles[c].begin;
-    walk.turned(turns, begin, end, [&](int64_t t, const Cycle &cycle, const Run &run) {
-        const ptrdiff_t first = cycle.begin, to_row = first < apart ? d_token : s.f_row;
-        float *to = (first < apart ? d_x : room) + t * to_row + first;
-        const bool careful = first >= apart && walk.is_near_end(t + run.tokens - 1, token);
-        return back_cycle<MAP>(run, x + t * token + first, token, df + t * s.f_row + first, s.f_row, to, to_row, careful);
+    walk.runs(begin, end, [&](int64_t t, int64_t stop, int64_t counted) {
+        const float *from = walk.count ? room.rows : df + t * s.f_row;
+        walk.turn_rows<true>(room.turns, t, stop, counted, df + t * s.f_row, room.rows, s.f_row);
+        for (int64_t i = 0; i < stop - t; i++) back_row<MAP>(x + (t + i) * token, from + i * s.f_row, d_x + (t + i) * d_token, s.m);
     });
-    for (int64_t t = begin; t < end; t++) {
-        float *to = d_x + t * d_token;
-        if (!walk.is_shown(t)) {
-            zero(to, s.m);
-        } else if (walk.count) {
-            copy_row(room + t * s.f_row + apart, to + apart, s.m - apart);
-        } else {
-            back_row<MAP>(x + t * token, df + t * s.f_row, to, s.m);
-        }
-    }
+    for (int64_t t = begin; t < end; t++)
+        if (!walk.is_shown(t)) zero(d_x + t * d_token, s.m);
 }
 
 // The rows of x of the block that begins at t.
@@ -235,15 +231,15 @@ static inline float d_divisor(const Call &call, float total, bool is_shown, cons
 template <int MAP>
 static void absorb(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end, float *kv, float *z) {
     const Sizes s(call);
-    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + 2 * Walk::turn_bytes(call) + 1024);
+    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + Room::bytes(s) + 1024);
     float *f = arena.take<float>(BLOCK * s.f_row), *v = arena.take<float>(BLOCK * s.v_row);
     float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
     Walk walk(call, b, h, begin);
-    Turn *turns = walk.turns(arena);
+    Room room(s, walk, arena);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
-        fill<MAP>(s, walk, turns, call.k.row(b, h), call.k.token, t, stop, f);
+        fill<MAP>(s, walk, room, call.k.row(b, h), call.k.token, t, stop, f);
         add_rows(sum_z, f, s.f_row, n, s.mp, [](ptrdiff_t) { return 1.0f; });
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(v, s.v_row), s.rows(sum_kv, s.dp), true,
                  next(call.k.row(b, h), call.k.token, s.m, stop, end));
@@ -256,16 +252,16 @@ template <int MAP>
 static void read(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t end) {
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
-    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + 2 * Walk::turn_bytes(call) + 1024);
+    Arena arena(4 * (BLOCK * (s.f_row + s.v_row) + s.m * s.dp + s.mp) + Room::bytes(s) + 1024);
     float *f = arena.take<float>(BLOCK * s.f_row), *o = arena.take<float>(BLOCK * s.v_row);
     float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp);
     carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
     Walk walk(call, b, h, begin);
-    Turn *turns = walk.turns(arena);
+    Room room(s, walk, arena);
     float *out = call.out.row(b, h);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
-        fill<MAP>(s, walk, turns, call.q.row(b, h), call.q.token, t, stop, f);
+        fill<MAP>(s, walk, room, call.q.row(b, h), call.q.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(kv, s.dp), s.rows(o, s.v_row), false,
                  next(call.q.row(b, h), call.q.token, s.m, stop, end));
         for (int64_t i = 0; i < n; i++) {
@@ -281,17 +277,17 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp);
-    Arena arena(4 * (2 * BLOCK * s.f_row + BLOCK * s.v_row + 2 * s.m * s.dp + turned + 2 * s.mp) + 2 * Walk::turn_bytes(call) + 2048);
+    Arena arena(4 * (2 * BLOCK * s.f_row + BLOCK * s.v_row + 2 * s.m * s.dp + turned + 2 * s.mp) + Room::bytes(s) + 2048);
     float *f = arena.take<float>(BLOCK * s.f_row), *df = arena.take<float>(BLOCK * s.f_row), *dn = arena.take<float>(BLOCK * s.v_row);
     float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp), *kv_t = arena.take<float>(turned);
     float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
     carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
     transpose(kv, s.dp, s.m, s.d, s.panels(kv_t, s.d));
     Walk walk(call, b, h, begin);
-    Turn *turns = walk.turns(arena);
+    Room room(s, walk, arena);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
-        fill<MAP>(s, walk, turns, call.q.row(b, h), call.q.token, t, stop, f);
+        fill<MAP>(s, walk, room, call.q.row(b, h), call.q.token, t, stop, f);
         fill_values(s, walk, call.d_out.row(b, h), call.d_out.token, t, stop, dn);
         float d_total[BLOCK];
         for (int64_t i = 0; i < n; i++) {
@@ -304,7 +300,7 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
                  next(call.q.row(b, h), call.q.token, s.m, stop, end));
         for (int64_t i = 0; i < n; i++) add_scaled(df + i * s.f_row, z, d_total[i], s.mp);
         add_rows(sum_z, f, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
-        back<MAP>(s, walk, turns, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop, f);
+        back<MAP>(s, walk, room, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop);
         walk.pass(t, stop);
     }
     carry_out(s, sum_kv, sum_z, d_kv, d_z);
@@ -315,18 +311,18 @@ static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, i
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp);
-    Arena arena(4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + s.m * s.dp + turned + s.mp) + 2 * Walk::turn_bytes(call) + 2048);
+    Arena arena(4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + s.m * s.dp + turned + s.mp) + Room::bytes(s) + 2048);
     float *f = arena.take<float>(BLOCK * s.f_row), *df = arena.take<float>(BLOCK * s.f_row);
     float *v = arena.take<float>(BLOCK * s.v_row), *dv = arena.take<float>(BLOCK * s.v_row);
     float *d_kv = arena.take<float>(s.m * s.dp), *d_z = arena.take<float>(s.mp), *d_kv_t = arena.take<float>(turned);
     carry_in(s, call.d_kv + head * s.m * s.d, call.d_z + head * s.m, d_kv, d_z);
     transpose(d_kv, s.dp, s.m, s.d, s.panels(d_kv_t, s.d));
     Walk walk(call, b, h, begin);
-    Turn *turns = walk.turns(arena);
+    Room room(s, walk, arena);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
         fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, v);
-        fill<MAP>(s, walk, turns, call.k.row(b, h), call.k.token, t, stop, f);
+        fill<MAP>(s, walk, room, call.k.row(b, h), call.k.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(d_kv, s.dp), s.rows(dv, s.v_row), false);
         multiply(n, s.mp, s.d, v, s.v_row, 1, s.panels(d_kv_t, s.d), s.rows(df, s.f_row), false,
                  next(call.k.row(b, h), call.k.token, s.m, stop, end));
@@ -339,7 +335,7 @@ static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, i
                 zero(to, s.d);
             }
         }
-        back<MAP>(s, walk, turns, call.k.row(b, h), call.k.token, df, call.d_k.row(b, h), call.d_k.token, t, stop, f);
+        back<MAP>(s, walk, room, call.k.row(b, h), call.k.token, df, call.d_k.row(b, h), call.d_k.token, t, stop);
         walk.pass(t, stop);
     }
 }
@@ -427,7 +423,7 @@ struct Scan {
 template <int MAP>
 static void scan(const Call &call, int64_t b, int64_t h) {
     const int64_t head = b * call.heads + h, length = call.length;
-    Arena arena(Scan::bytes(call) + 4 * BLOCK * padded(call.values) + 2 * Walk::turn_bytes(call) + 1024);
+    Arena arena(Scan::bytes(call) + 4 * BLOCK * padded(call.values) + 2 * Room::bytes(Sizes(call)) + 1024);
     Scan scan(call, arena);
     const Sizes &s = scan.s;
     float *carried = arena.take<float>(BLOCK * s.v_row);
@@ -435,7 +431,7 @@ static void scan(const Call &call, int64_t b, int64_t h) {
     carry_in(s, kv, z, scan.kv, scan.z);
     Powers powers(call.log_decay ? call.log_decay + h : nullptr);
     Walk walk(call, b, h, 0);
-    Turn *of_keys = walk.turns(arena), *of_queries = walk.turns(arena);
+    Room of_keys(s, walk, arena), of_queries(s, walk, arena);
     const int64_t groups = (length + BLOCK * GROUP - 1) / (BLOCK * GROUP), size = s.m * s.d + s.m;
     for (int64_t t = 0; t < length; t += BLOCK) {
         const int64_t stop = t + BLOCK < length ? t + BLOCK : length, n = stop - t;
@@ -469,12 +465,12 @@ template <int MAP>
 static void step(const Call &call, int64_t b, int64_t h) {
     const Sizes s(call);
     const int64_t head = b * call.heads + h;
-    Arena arena(4 * (2 * s.f_row + 2 * s.dp) + 2 * Walk::turn_bytes(call) + 1024);
+    Arena arena(4 * (2 * s.f_row + 2 * s.dp) + Room::bytes(s) + 1024);
     float *fq = arena.take<float>(s.f_row), *fk = arena.take<float>(s.f_row), *v = arena.take<float>(s.dp), *o = arena.take<float>(s.dp);
     const Walk walk(call, b, h, 0);
-    Turn *turns = walk.turns(arena);
-    fill<MAP>(s, walk, turns, call.q.row(b, h), 0, 0, 1, fq);
-    fill<MAP>(s, walk, turns, call.k.row(b, h), 0, 0, 1, fk);
+    Room room(s, walk, arena);
+    fill<MAP>(s, walk, room, call.q.row(b, h), 0, 0, 1, fq);
+    fill<MAP>(s, walk, room, call.k.row(b, h), 0, 0, 1, fk);
     fill_values(s, walk, call.v.row(b, h), 0, 0, 1, v);
     const float decay = call.log_decay && walk.is_shown(0) ? std::exp(call.log_decay[h]) : 1;
     float *kv = call.kv + head * s.m * s.d, *z = call.z + head * s.m, sum = 0;
@@ -498,7 +494,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
     const int64_t head = b * call.heads + h, length = call.length, blocks = (length + BLOCK - 1) / BLOCK;
     const Sizes s(call);
     const ptrdiff_t turned = Sizes::panel_size(s.d, s.mp), side = BLOCK + W, carry = s.m * s.dp + s.mp;
-    Arena arena(Scan::bytes(call) + 2 * Walk::turn_bytes(call) + 4096 +
+    Arena arena(Scan::bytes(call) + Room::bytes(s) + 4096 +
                 4 * (2 * BLOCK * s.f_row + 2 * BLOCK * s.v_row + BLOCK * side + 2 * turned + Sizes::panel_size(s.d, BLOCK) + (GROUP + 1) * carry));
     Scan scan(call, arena);
     float *dfq = arena.take<float>(BLOCK * s.f_row), *dfk = arena.take<float>(BLOCK * s.f_row);
@@ -507,7 +503,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
     float *d_kv = arena.take<float>(s.m * s.dp), *d_z = arena.take<float>(s.mp);
     float *met = arena.take<float>(GROUP * carry);  // carries that the blocks of a group met
     carry_in(s, call.d_kv + head * s.m * s.d, call.d_z + head * s.m, d_kv, d_z);
-    Turn *turns = Walk(call, b, h, 0).turns(arena);
+    Room room(s, Walk(call, b, h, 0), arena);
     Powers powers(call.log_decay ? call.log_decay + h : nullptr);
     const int64_t groups = (blocks + GROUP - 1) / GROUP, size = s.m * s.d + s.m;
     double d_log = 0;
@@ -526,7 +522,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
                 places[block - first] = walk.place;
                 if (block + 1 == last) break;
                 powers.count(walk, t, n);
-                fill<MAP>(s, walk, turns, call.k.row(b, h), call.k.token, t, stop, scan.fk);
+                fill<MAP>(s, walk, room, call.k.row(b, h), call.k.token, t, stop, scan.fk);
                 fill_values(s, walk, call.v.row(b, h), call.v.token, t, stop, scan.v);
                 scan.write(powers, n);
                 walk.pass(t, stop);
@@ -538,8 +534,8 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
             Walk here(call, b, h, 0);
             here.place = places[block - first];
             powers.count(here, t, n);
-            fill<MAP>(s, here, turns, call.k.row(b, h), call.k.token, t, stop, scan.fk);
-            fill<MAP>(s, here, turns, call.q.row(b, h), call.q.token, t, stop, scan.fq);
+            fill<MAP>(s, here, room, call.k.row(b, h), call.k.token, t, stop, scan.fk);
+            fill<MAP>(s, here, room, call.q.row(b, h), call.q.token, t, stop, scan.fq);
             fill_values(s, here, call.v.row(b, h), call.v.token, t, stop, scan.v);
             fill_values(s, here, call.d_out.row(b, h), call.d_out.token, t, stop, dn);
             scan.weights(powers, n);
@@ -611,8 +607,8 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
             }
             multiply(s.m, s.dp, n, scan.fq, 1, s.f_row, s.rows(dn, s.v_row), s.rows(d_kv, s.dp), true);
             add_rows(d_z, scan.fq, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
-            back<MAP>(s, here, turns, call.q.row(b, h), call.q.token, dfq, call.d_q.row(b, h), call.d_q.token, t, stop, scan.fq);
-            back<MAP>(s, here, turns, call.k.row(b, h), call.k.token, dfk, call.d_k.row(b, h), call.d_k.token, t, stop, scan.fk);
+            back<MAP>(s, here, room, call.q.row(b, h), call.q.token, dfq, call.d_q.row(b, h), call.d_q.token, t, stop);
+            back<MAP>(s, here, room, call.k.row(b, h), call.k.token, dfk, call.d_k.row(b, h), call.d_k.token, t, stop);
         }
     }
     carry_out(s, d_kv, d_z, call.d_kv + head * s.m * s.d, call.d_z + head * s.m);

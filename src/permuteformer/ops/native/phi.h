@@ -65,68 +65,33 @@ struct Run {
 // Place i of a cycle of n, turned by shift; without a branch, since where the cycle begins again is not to be foreseen.
 static inline ptrdiff_t turned(ptrdiff_t i, ptrdiff_t shift, ptrdiff_t n) { return i + shift - (n & -static_cast<ptrdiff_t>(i + shift >= n)); }
 
-// The features of a cycle of V vectors (0: any number), turned. Whole vectors are written: what is behind the cycle is overwritten by whoever
-// owns it, and the vector in which it begins again is written twice, so that the loop does not depend on where that is.
-template <int MAP, int V>
-static inline ptrdiff_t map_vectors(const Run &run, const float *x, ptrdiff_t x_row, float *f, ptrdiff_t f_row) {
+// A cycle of V vectors (0: any number), turned, or turned back. Whole vectors are read and written: rows have room for one more, what is behind
+// the cycle is overwritten by whoever owns it, and the vector in which it begins again is written twice, so that the loop does not depend on
+// where that is.
+template <bool BACK, int V>
+static inline ptrdiff_t turn_vectors(const Run &run, const float *x, float *y, ptrdiff_t row) {
     const ptrdiff_t n = run.length, vectors = V ? V : (n + W - 1) / W;
     return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
-        const float *from = x + t * x_row;
-        float *to = f + t * f_row;
-        store(to, Phi<MAP>::of(load(from + shift)));
-        for (ptrdiff_t i = 1; i < vectors; i++) store(to + i * W, Phi<MAP>::of(load(from + turned(i * W, shift, n))));
-        store(to + n - shift, Phi<MAP>::of(load(from)));
+        const ptrdiff_t by = BACK ? n - shift : shift;
+        const float *from = x + t * row;
+        float *to = y + t * row;
+        for (ptrdiff_t i = 0; i < vectors; i++) store(to + i * W, load(from + turned(i * W, by, n)));
+        store(to + n - by, load(from));
     });
 }
 
-template <int MAP, int V>
-static inline ptrdiff_t back_vectors(const Run &run, const float *x, ptrdiff_t x_row, const float *df, ptrdiff_t f_row, float *d_x,
-                                     ptrdiff_t d_row) {
-    const ptrdiff_t n = run.length, vectors = V ? V : (n + W - 1) / W;
-    return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
-        const float *at = x + t * x_row, *from = df + t * f_row;
-        float *to = d_x + t * d_row;
-        for (ptrdiff_t i = 0; i < vectors; i++) store(to + i * W, Phi<MAP>::back(load(at + i * W), load(from + turned(i * W, n - shift, n))));
-        store(to + shift, Phi<MAP>::back(load(at + shift), load(from)));
-    });
-}
-
-// The features of a cycle, turned. With `careful` nothing is read behind it.
-template <int MAP>
-static inline ptrdiff_t map_cycle(const Run &run, const float *x, ptrdiff_t x_row, float *f, ptrdiff_t f_row, bool careful) {
-    const ptrdiff_t n = run.length;
-    if (careful)
-        return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
-            for (ptrdiff_t i = 0; i < n; i++) f[t * f_row + i] = Phi<MAP>::of(x[t * x_row + turned(i, shift, n)]);
-        });
-    switch ((n + W - 1) / W) {
-    case 1: return map_vectors<MAP, 1>(run, x, x_row, f, f_row);
-    case 2: return map_vectors<MAP, 2>(run, x, x_row, f, f_row);
-    case 3: return map_vectors<MAP, 3>(run, x, x_row, f, f_row);
-    case 4: return map_vectors<MAP, 4>(run, x, x_row, f, f_row);
-    default: return map_vectors<MAP, 0>(run, x, x_row, f, f_row);
+template <bool BACK>
+static inline ptrdiff_t turn(const Run &run, const float *x, float *y, ptrdiff_t row) {
+    switch ((run.length + W - 1) / W) {
+    case 1: return turn_vectors<BACK, 1>(run, x, y, row);
+    case 2: return turn_vectors<BACK, 2>(run, x, y, row);
+    case 3: return turn_vectors<BACK, 3>(run, x, y, row);
+    case 4: return turn_vectors<BACK, 4>(run, x, y, row);
+    default: return turn_vectors<BACK, 0>(run, x, y, row);
     }
 }
 
-// The gradients of the numbers of a cycle, from those of their features; the same, turned back.
-template <int MAP>
-static inline ptrdiff_t back_cycle(const Run &run, const float *x, ptrdiff_t x_row, const float *df, ptrdiff_t f_row, float *d_x, ptrdiff_t d_row,
-                                   bool careful) {
-    const ptrdiff_t n = run.length;
-    if (careful)
-        return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
-            for (ptrdiff_t i = 0; i < n; i++) d_x[t * d_row + i] = Phi<MAP>::back(x[t * x_row + i], df[t * f_row + turned(i, n - shift, n)]);
-        });
-    switch ((n + W - 1) / W) {
-    case 1: return back_vectors<MAP, 1>(run, x, x_row, df, f_row, d_x, d_row);
-    case 2: return back_vectors<MAP, 2>(run, x, x_row, df, f_row, d_x, d_row);
-    case 3: return back_vectors<MAP, 3>(run, x, x_row, df, f_row, d_x, d_row);
-    case 4: return back_vectors<MAP, 4>(run, x, x_row, df, f_row, d_x, d_row);
-    default: return back_vectors<MAP, 0>(run, x, x_row, df, f_row, d_x, d_row);
-    }
-}
-
-// The features of a row that is not turned; nothing is read behind it.
+// The features of a row, not turned; nothing is read behind it.
 template <int MAP>
 static inline void map_row(const float *x, float *f, ptrdiff_t n) {
     ptrdiff_t i = 0;

@@ -10,6 +10,7 @@ from torch import nn
 from permuteformer import Compose, Decay, LinearState, MultiHeadAttention, Permute, PermuteFormerAttention, build
 from permuteformer.attention.linear import LinearAttention
 from permuteformer.ops import reference
+from permuteformer.ops.backend import in_use
 from permuteformer.ops.feature_map import FEATURE_MAPS, relu_eps
 
 
@@ -376,13 +377,33 @@ class Doubled(nn.Linear):
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax", "reformer"])
-def test_one_product_for_queries_keys_and_values_is_three(attention):
-    layer = build(attention, hidden_size=32, num_heads=2).double()
-    x = torch.randn(2, 150, 32, dtype=torch.float64)
-    with torch.no_grad():
-        one = layer.project(x)
-    for made, whole in zip(one, layer.project(x), strict=True):
-        torch.testing.assert_close(made, whole, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_product_for_queries_keys_and_values_is_three(attention, dtype, monkeypatch):
+    layer = build(attention, hidden_size=32, num_heads=2).to(dtype)
+    x = torch.randn(2, 150, 32, dtype=dtype, requires_grad=True)
+    given, weights = [x, *layer.parameters()], torch.randn(2, 150, 32, dtype=dtype)
+
+    def outcome():
+        torch.manual_seed(0)  # of the hashes
+        parts, (out, _) = layer.project(x), layer(x)
+        return parts, out, torch.autograd.grad((out * weights).sum(), given)
+
+    parts, out, gradients = outcome()
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    monkeypatch.setattr("permuteformer.attention.layer.LARGEST_BYTES", 0)
+    three = outcome()
+    assert len(storages) == 1 < len({part.untyped_storage().data_ptr() for part in three[0]})
+    close = {"rtol": 1e-11, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close((parts, out, gradients), three, **close)
+
+
+@pytest.mark.skipif(not in_use().startswith("native"), reason="no kernel here")
+def test_gradients_of_one_product_come_as_one(monkeypatch):
+    layer = build("linear", ["permute"], hidden_size=32, num_heads=2, feature_multiplier=4)
+    whole = []
+    monkeypatch.setattr(torch, "cat", lambda tensors, dim=0, cat=torch.cat: whole.append(dim) or cat(tensors, dim=dim))
+    layer(torch.randn(2, 150, 32))[0].sum().backward()
+    assert whole == [0, 0]  # biases and weights, and no gradients
 
 
 @pytest.mark.parametrize("changed", ["replaced", "hooked", "hooked before"])

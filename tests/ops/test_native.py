@@ -265,6 +265,8 @@ def test_the_operators_are_what_torch_asks_of_operators():
     shared = (cycles, ends, torch.zeros(1, dtype=torch.int64), None, torch.rand(1, 70) > 0.2, 0, True)
     torch.library.opcheck(torch.ops.permuteformer.total, (*x, *carry, *shared))
     torch.library.opcheck(torch.ops.permuteformer.scan, (*x, *carry, *shared, decay_of(2).requires_grad_(), True))
+    beside = [part.unflatten(-1, (2, -1)).transpose(1, 2) for part in torch.randn(1, 70, 60).split([24, 24, 12], dim=-1)]
+    torch.library.opcheck(torch.ops.permuteformer.total, (*(part.requires_grad_() for part in beside), *carry, *shared))
 
 
 @pytest.mark.parametrize("causal", [False, True])

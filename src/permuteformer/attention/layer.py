@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from permuteformer.attention.base import ATTENTIONS, Attention
 from permuteformer.attention.linear import LinearAttention
+from permuteformer.ops.beside import split
 from permuteformer.ops.checks import can_look_at, check_devices, check_key_mask, check_positions, check_segments, check_whole
 from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
 from permuteformer.positions.decay import Decay
@@ -77,18 +78,18 @@ class MultiHeadAttention(nn.Module):
     def project(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values, ``b l h*d``.
 
-        On a CPU and without gradients they are one product, where that is not larger than what malloc keeps for the next call: memory for
-        three tensors is given back to the system after every layer, and got anew from it page by page.
+        On a CPU they are one product, where that is not larger than what malloc keeps for the next call: memory for three tensors is given
+        back to the system after every layer, and got anew from it page by page.
         """
         parts = [part for part in (self.query, self.key, self.value) if part is not None]
         sizes = [part.out_features for part in parts]
         size, tokens = sum(sizes), x.shape[0] * x.shape[1]
         fits = size <= 4 * tokens and tokens * size * x.element_size() <= LARGEST_BYTES  # and the copy of the weights is small beside it
-        if torch.is_grad_enabled() or x.device.type != "cpu" or not fits or not all(map(_is_plain, parts)):
+        if x.device.type != "cpu" or not fits or torch.compiler.is_compiling() or not all(map(_is_plain, parts)):
             made = [part(x) for part in parts]
         else:
             bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-            made = list(torch.nn.functional.linear(x, torch.cat([part.weight for part in parts]), bias).split(sizes, dim=-1))
+            made = list(split(torch.nn.functional.linear(x, torch.cat([part.weight for part in parts]), bias), sizes))
         return made if len(made) == 3 else [made[0], *made]
 
     def merge(self, out: Tensor) -> Tensor:
@@ -217,8 +218,9 @@ def build(
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether calling it is nothing but its product: it is not replaced (LoRA), parametrised or hooked."""
-    return type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+    """Whether calling it is nothing but its product: it is not replaced (LoRA), parametrised, sharded or hooked."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and not any(hooks)
 
 
 def head_size(hidden_size: int, num_heads: int) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from permuteformer.ops.backend import MAPS, Work
+from permuteformer.ops.beside import empty_beside
 from permuteformer.ops.native import Kernel, load
 
 SHARED = "Tensor cycles, Tensor of_head, Tensor start, Tensor? positions, Tensor? shown, int map, bool normalize"
@@ -77,7 +78,7 @@ class _Gradients(NamedTuple):
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> _Gradients:
         d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-        return cls(d_out, *(torch.empty_like(x) for x in (q, k, v)), *(x.clone(memory_format=torch.contiguous_format) for x in (d_kv, d_z)))
+        return cls(d_out, *empty_beside((q, k, v)), *(x.clone(memory_format=torch.contiguous_format) for x in (d_kv, d_z)))
 
 
 def _call(
@@ -168,7 +169,7 @@ def _fake_total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared:
 
 
 def _fake_total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return *(torch.empty_like(x) for x in (q, k, v)), kv.new_empty(kv.shape), z.new_empty(z.shape)
+    return *empty_beside((q, k, v)), kv.new_empty(kv.shape), z.new_empty(z.shape)
 
 
 def _fake_scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -47,6 +47,8 @@ struct Walk {
         for (int32_t c = 0; c < count; c++) axes = cycles[c].axis < axes ? axes : cycles[c].axis + 1;
     }
     bool is_shown(int64_t t) const { return !shown || shown[t]; }
+    // Whether a vector that begins in row t of x may end behind the last row.
+    bool is_near_end(int64_t t, int64_t token) const { return (call->length - 1 - t) * token < W; }
     int64_t count_shown(int64_t begin, int64_t end) const {
         if (!shown) return end - begin;
         int64_t found = 0;
@@ -83,15 +85,15 @@ struct Walk {
             t = stop;
         }
     }
-    // The rows x of a run, each cycle turned as far as the token's position says, or back, to the rows y.
-    template <bool BACK>
-    void turn_rows(Turn *turns, int64_t t, int64_t stop, int64_t counted, const float *x, float *y, ptrdiff_t row) const {
+    // The rows x of a run, mapped, each cycle turned as far as the token's position says, or back, to the rows y.
+    template <int MAP, bool BACK>
+    void turn_rows(Turn *turns, int64_t t, int64_t stop, int64_t counted, const float *x, ptrdiff_t x_row, float *y, ptrdiff_t y_row) const {
         const int64_t tokens = stop - t;
         for (int32_t c = 0; c < count; c++) {
             const int32_t axis = cycles[c].axis, from = cycles[c].begin;
             const int64_t first = positions ? position(t, axis) : counted, last = positions ? position(stop - 1, axis) : counted + tokens - 1;
             const int64_t shift = turns[c].to(first, cycles[c].length), step = tokens > 1 && last != first;
-            turns[c].shift = turn<BACK>(Run{tokens, cycles[c].length, shift, step}, x + from, y + from, row);
+            turns[c].shift = turn<MAP, BACK>(Run{tokens, cycles[c].length, shift, step}, x + from, x_row, y + from, y_row);
             turns[c].last = last;
         }
     }
@@ -173,19 +175,23 @@ static inline void carry_out(const Sizes &s, const float *kv, const float *z, fl
     copy_row(z, to_z, s.m);
 }
 
-// Features of tokens begin … end of x, a row each; nothing where hidden. Those of a run are made in `room`, FEW rows, and turned from there: rows
-// of x are a power of two apart as a rule, and fight for the same places of the first cache.
+// Features of tokens begin … end of x, a row each; nothing where hidden. Of the last tokens they are made in `room` first, behind which is memory.
 template <int MAP>
 static void fill(const Sizes &s, const Walk &walk, Room &room, const float *x, int64_t token, int64_t begin, int64_t end, float *f) {
     f -= begin * s.f_row;
     walk.runs(begin, end, [&](int64_t t, int64_t stop, int64_t counted) {
+        const bool near_end = walk.is_near_end(stop - 1, token);
         float *to = walk.count ? room.rows : f + t * s.f_row;
-        for (int64_t i = 0; i < stop - t; i++) map_row<MAP>(x + (t + i) * token, to + i * s.f_row, s.m);
-        walk.turn_rows<false>(room.turns, t, stop, counted, room.rows, f + t * s.f_row, s.f_row);
+        for (int64_t i = 0; i < stop - t && (near_end || !walk.count); i++) map_row<MAP>(x + (t + i) * token, to + i * s.f_row, s.m);
+        if (near_end) {
+            walk.turn_rows<AS_IT_IS, false>(room.turns, t, stop, counted, room.rows, s.f_row, f + t * s.f_row, s.f_row);
+        } else {
+            walk.turn_rows<MAP, false>(room.turns, t, stop, counted, x + t * token, token, f + t * s.f_row, s.f_row);
+        }
     });
     for (int64_t t = begin; t < end; t++) {
         const ptrdiff_t known = walk.is_shown(t) ? s.m : 0;
-        zero(f + t * s.f_row + known, s.mp - known);
+        if (known < s.mp) zero(f + t * s.f_row + known, s.mp - known);
     }
 }
 
@@ -199,14 +205,15 @@ static void fill_values(const Sizes &s, const Walk &walk, const float *x, int64_
     }
 }
 
-// The gradients of tokens, from those of their features, which are turned back in `room`.
+// The gradients of tokens, from those of their features, which are turned back in `room`: rows of x and d_x are a power of two apart as a rule, and
+// fight for the same places of the first cache.
 template <int MAP>
 static void back(const Sizes &s, const Walk &walk, Room &room, const float *x, int64_t token, const float *df, float *d_x, int64_t d_token,
                  int64_t begin, int64_t end) {
     df -= begin * s.f_row;
     walk.runs(begin, end, [&](int64_t t, int64_t stop, int64_t counted) {
         const float *from = walk.count ? room.rows : df + t * s.f_row;
-        walk.turn_rows<true>(room.turns, t, stop, counted, df + t * s.f_row, room.rows, s.f_row);
+        walk.turn_rows<AS_IT_IS, true>(room.turns, t, stop, counted, df + t * s.f_row, s.f_row, room.rows, s.f_row);
         for (int64_t i = 0; i < stop - t; i++) back_row<MAP>(x + (t + i) * token, from + i * s.f_row, d_x + (t + i) * d_token, s.m);
     });
     for (int64_t t = begin; t < end; t++)

@@ -6,12 +6,13 @@
 
 namespace ISA {
 
-// Feature maps, by their numbers in native_backend.py.
-enum Map { RELU_EPS = 0, RELU = 1, SQUARED_RELU = 2 };
+// Feature maps, by their numbers in native_backend.py; and none, for what was mapped before.
+enum Map { AS_IT_IS = -1, RELU_EPS = 0, RELU = 1, SQUARED_RELU = 2 };
 
 template <int MAP>
 struct Phi {
     static inline vec of(vec x) {
+        if (MAP == AS_IT_IS) return x;
         const vec positive = (x <= vec{}) ? vec{} : x;  // a NaN stays one
         if (MAP == RELU_EPS) return positive + 1e-3f;
         return MAP == RELU ? positive : positive * positive;
@@ -65,29 +66,29 @@ struct Run {
 // Place i of a cycle of n, turned by shift; without a branch, since where the cycle begins again is not to be foreseen.
 static inline ptrdiff_t turned(ptrdiff_t i, ptrdiff_t shift, ptrdiff_t n) { return i + shift - (n & -static_cast<ptrdiff_t>(i + shift >= n)); }
 
-// A cycle of V vectors (0: any number), turned, or turned back. Whole vectors are read and written: rows have room for one more, what is behind
-// the cycle is overwritten by whoever owns it, and the vector in which it begins again is written twice, so that the loop does not depend on
-// where that is.
-template <bool BACK, int V>
-static inline ptrdiff_t turn_vectors(const Run &run, const float *x, float *y, ptrdiff_t row) {
+// A cycle of V vectors (0: any number), mapped and turned, or turned back. Whole vectors are read and written: behind the last cycle there must be
+// room for one, what is behind the others is overwritten by whoever owns it, and the vector in which a cycle begins again is written twice, so
+// that the loop does not depend on where that is.
+template <int MAP, bool BACK, int V>
+static inline ptrdiff_t turn_vectors(const Run &run, const float *x, ptrdiff_t x_row, float *y, ptrdiff_t y_row) {
     const ptrdiff_t n = run.length, vectors = V ? V : (n + W - 1) / W;
     return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
         const ptrdiff_t by = BACK ? n - shift : shift;
-        const float *from = x + t * row;
-        float *to = y + t * row;
-        for (ptrdiff_t i = 0; i < vectors; i++) store(to + i * W, load(from + turned(i * W, by, n)));
-        store(to + n - by, load(from));
+        const float *from = x + t * x_row;
+        float *to = y + t * y_row;
+        for (ptrdiff_t i = 0; i < vectors; i++) store(to + i * W, Phi<MAP>::of(load(from + turned(i * W, by, n))));
+        store(to + n - by, Phi<MAP>::of(load(from)));
     });
 }
 
-template <bool BACK>
-static inline ptrdiff_t turn(const Run &run, const float *x, float *y, ptrdiff_t row) {
+template <int MAP, bool BACK>
+static inline ptrdiff_t turn(const Run &run, const float *x, ptrdiff_t x_row, float *y, ptrdiff_t y_row) {
     switch ((run.length + W - 1) / W) {
-    case 1: return turn_vectors<BACK, 1>(run, x, y, row);
-    case 2: return turn_vectors<BACK, 2>(run, x, y, row);
-    case 3: return turn_vectors<BACK, 3>(run, x, y, row);
-    case 4: return turn_vectors<BACK, 4>(run, x, y, row);
-    default: return turn_vectors<BACK, 0>(run, x, y, row);
+    case 1: return turn_vectors<MAP, BACK, 1>(run, x, x_row, y, y_row);
+    case 2: return turn_vectors<MAP, BACK, 2>(run, x, x_row, y, y_row);
+    case 3: return turn_vectors<MAP, BACK, 3>(run, x, x_row, y, y_row);
+    case 4: return turn_vectors<MAP, BACK, 4>(run, x, x_row, y, y_row);
+    default: return turn_vectors<MAP, BACK, 0>(run, x, x_row, y, y_row);
     }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ except ImportError:  # python hatch_build.py, and tests: where only the compiler
     BuildHookInterface = object
 
 PLACE = Path("src", "permuteformer", "ops", "native")
-FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-DNDEBUG"]
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
 X86 = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma"],
@@ -47,14 +48,47 @@ class KernelBuilder(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["artifacts"].append(str(PLACE / "_kernel.so"))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = f"py3-none-{platform_tag()}"
+
+
+def platform_tag() -> str:
+    """Of the machine that the kernel is for. It knows no Python, so one wheel serves all of them.
+
+    On Linux it is the plain tag, which ``auditwheel repair`` replaces by that of the oldest system that the kernel runs on.
+    """
+    if platform.system() == "Darwin":
+        major, minor = _oldest_macos()
+        return f"macosx_{major}_{0 if major > 10 else minor}_{_machine()}"
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def _machine() -> str:
+    """The processor that is built for: of this machine, or the one of ``ARCHFLAGS``, by which others are asked for on macOS."""
+    asked = re.findall(r"-arch[ =](\w+)", os.environ.get("ARCHFLAGS", "")) if platform.system() == "Darwin" else []
+    if len(asked) > 1:
+        raise OSError(f"ARCHFLAGS asks for {' and '.join(asked)}, and the kernel is built for one processor: build a wheel for each")
+    return asked[0] if asked else platform.machine()
+
+
+def _oldest_macos() -> tuple[int, int]:
+    """The first version of macOS that the kernel is to run on: ``MACOSX_DEPLOYMENT_TARGET``, else that of this Python."""
+    target = os.environ.get("MACOSX_DEPLOYMENT_TARGET") or str(sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET"))
+    major, minor = (int(part) for part in f"{target}.0".split(".")[:2])
+    return max((major, minor), (11, 0)) if _machine() == "arm64" else (major, minor)
+
+
+def _flags_of_system() -> list[str]:
+    """OpenMP on Linux; not on macOS, where Apple's compiler has none, and two in a process, ours and torch's, would end it."""
+    if platform.system() == "Darwin":
+        return ["-pthread", "-arch", _machine(), f"-mmacosx-version-min={'.'.join(map(str, _oldest_macos()))}"]
+    return ["-fopenmp"]
 
 
 def build(sources: Path, kernel: Path, flags: list[str] | None = None) -> None:
     """Compile the kernel. ``CXX`` names the compiler, and ``CXXFLAGS`` adds to its flags, as everywhere."""
     compiler = [*shlex.split(os.environ.get("CXX", "")), *([] if "CXX" in os.environ else [_compiler()])]
-    options = [*FLAGS, *(flags or []), *shlex.split(os.environ.get("CXXFLAGS", ""))]
-    sets = {"baseline": [], **(X86 if platform.machine() in ("x86_64", "AMD64") else {})}
+    options = [*FLAGS, *_flags_of_system(), *(flags or []), *shlex.split(os.environ.get("CXXFLAGS", ""))]
+    sets = {"baseline": [], **(X86 if _machine() in ("x86_64", "AMD64") else {})}
     with tempfile.TemporaryDirectory() as folder:
         objects = {"module": [*compiler, *options, "-c", str(sources / "module.cpp")]}
         for name, own in sets.items():

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <thread>
 #include <vector>
 
 #if defined(__linux__)
@@ -43,38 +44,59 @@ const std::vector<Set> &sets() {
 std::atomic<size_t> chosen{0};
 
 // All tasks, on as many threads as the call says. The first exception of any is thrown when they have ended.
+// Without OpenMP (on macOS Apple's compiler has none, and a second one beside torch's would end the process) threads are made for each call.
 template <typename Task>
 void share_out(int64_t tasks, int64_t threads, Task task) {
     std::exception_ptr failed;
     std::atomic<bool> stop{false};
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (tasks > 1 && threads > 1)
-    for (int64_t n = 0; n < tasks; n++) {
-        if (stop) continue;
+    const auto attempt = [&](int64_t n) {
+        if (stop) return;
         try {
             task(n);
         } catch (...) {
             if (!stop.exchange(true)) failed = std::current_exception();
         }
+    };
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (tasks > 1 && threads > 1)
+    for (int64_t n = 0; n < tasks; n++) attempt(n);
+#else
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+        for (int64_t n = next++; n < tasks; n = next++) attempt(n);
+    };
+    std::vector<std::thread> others;
+    try {
+        while (static_cast<int64_t>(others.size()) + 1 < (threads < tasks ? threads : tasks)) others.emplace_back(work);
+    } catch (const std::exception &) {  // no more threads, or no memory for them: those that are there do the work
     }
+    work();
+    for (std::thread &other : others) other.join();
+#endif
     if (failed) std::rethrow_exception(failed);
 }
 
 struct Work {
     const Call &call;
     const Kernels &kernels;
-    int64_t heads, parts, products, size;
+    int64_t heads, parts, products, size, threads;
 
     explicit Work(const Call &call)
         : call(call), kernels(*sets()[chosen].kernels(call.map)), heads(call.batch * call.heads), parts((call.length + PART - 1) / PART),
-          products(call.features * call.values), size(products + call.features) {}
+          products(call.features * call.values), size(products + call.features), threads(call.threads) {
+#if !defined(_OPENMP)
+        constexpr int64_t WORTH_A_THREAD = 1 << 20;  // products; starting one takes about as long as a tenth of them
+        if (heads * call.length * products < WORTH_A_THREAD) threads = 1;
+#endif
+    }
 
     template <typename Task>
     void each_head(Task task) const {
-        share_out(heads, call.threads, [&](int64_t n) { task(call, n / call.heads, n % call.heads); });
+        share_out(heads, threads, [&](int64_t n) { task(call, n / call.heads, n % call.heads); });
     }
     template <typename Task>
     void each_part(Task task) const {
-        share_out(heads * parts, call.threads, [&](int64_t n) {
+        share_out(heads * parts, threads, [&](int64_t n) {
             const int64_t head = n / parts, begin = n % parts * PART, end = begin + PART < call.length ? begin + PART : call.length;
             task(n, head / call.heads, head % call.heads, begin, end);
         });

@@ -17,6 +17,8 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
 
+KEYS = {"Enter": 13, "Tab": 9, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+
 
 def find() -> str | None:
     """The program, if there is one."""
@@ -75,12 +77,13 @@ class Browser:
         os.close(self._write)
         self._profile.cleanup()
 
-    def open(self, path: Path, width=1200, height=900, scale=1, dark=False) -> None:
-        """Load a file and wait until it is there."""
+    def open(self, path: Path | str, width=1200, height=900, scale=1, dark=False, still=False) -> None:
+        """Load a file or an address and wait until it is there. ``still`` asks for no motion."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        wishes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce" if still else "no-preference"}
+        self.call("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in wishes.items()])
         self._events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         self._until(lambda message: message.get("method") == "Page.loadEventFired")
 
     def run(self, script: str):
@@ -91,10 +94,31 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press a key and let it go."""
-        code = {"Enter": 13, "Tab": 9, " ": 32}[key]
+        code = {"Enter": 13, "Tab": 9, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[
+            key
+        ]
         text = {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
+
+    def write(self, text: str) -> None:
+        """Type a text where the focus is."""
+        self.call("Input.insertText", text=text)
+
+    def click(self, selector: str) -> None:
+        """Click on the middle of an element, as a mouse does."""
+        find = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{find}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        x, y, width, height = self.run(f"(({{x, y, width, height}}) => [x, y, width, height])({find}.getBoundingClientRect())")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x + width / 2, y=y + height / 2, button="left", clickCount=1)
+
+    def until(self, script: str, seconds: float = 30) -> None:
+        """Wait for an expression in the page to become true."""
+        end = time.monotonic() + seconds
+        while not self.run(script):
+            assert time.monotonic() < end, f"not within {seconds} s: {script}"
+            time.sleep(0.05)
 
     def picture(self, path: Path, top=0, height=None) -> Path:
         """A screenshot of the page from ``top`` on, of the window's width."""

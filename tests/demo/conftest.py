@@ -1,0 +1,69 @@
+"""A page that is really served, with a model of weights that nobody trained."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.client import HTTPConnection
+
+import pytest
+import torch
+
+from permuteformer.demo.answers import Answers
+from permuteformer.demo.server import HOST, Server
+from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM, PermuteFormerForSequenceClassification
+from permuteformer.train.saved import load_any
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 259}
+
+
+@contextmanager
+def serving(trained=None, turns=None):
+    server = Server(Answers(trained, turns), 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.stop()
+
+
+def model(folder, kind):
+    torch.manual_seed(0)
+    if kind == "lm":
+        made = PermuteFormerForCausalLM(PermuteFormerConfig.preset("permuteformer-lm", **SIZES, tie_word_embeddings=False))
+    else:
+        names = {0: "bad", 1: "good"}
+        made = PermuteFormerForSequenceClassification(
+            PermuteFormerConfig.preset("permuteformer-text", **SIZES, num_labels=2, id2label=names)
+        )
+    with torch.no_grad():
+        for weight in made.parameters():  # far from each other, so that answers differ
+            weight.add_(torch.randn_like(weight) / weight.shape[-1] ** 0.5)
+    made.save_pretrained(folder)
+    return load_any(folder)
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory):
+    return model(tmp_path_factory.mktemp("classifier"), "classify")
+
+
+@pytest.fixture(scope="session")
+def speaker(tmp_path_factory):
+    return model(tmp_path_factory.mktemp("speaker"), "lm")
+
+
+def ask(server, path, body=None, method=None, headers=None, raw=None):
+    """Status, headers and what the body says."""
+    connection = HTTPConnection(HOST, server.server_port, timeout=120)
+    content = raw if raw is not None else None if body is None else json.dumps(body).encode()
+    given = {"Content-Type": "application/json"} if content is not None else {}
+    connection.request(method or ("GET" if content is None else "POST"), path, content, {**given, **(headers or {})})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    if "ndjson" in answer.getheader("Content-Type", ""):
+        return answer.status, dict(answer.getheaders()), [json.loads(line) for line in text.splitlines()]
+    return answer.status, dict(answer.getheaders()), json.loads(text) if text and "json" in answer.getheader("Content-Type", "") else text

@@ -1,0 +1,206 @@
+"""The page in a real browser: clicks, typing and keys do what they should, on a wide screen and a telephone, in light and in dark."""
+
+import pytest
+from demo.conftest import serving
+from report import browser
+from small_data import png
+from train.conftest import image_run, make_run, pair_run  # noqa: F401 - fixtures
+
+from permuteformer.train.saved import load
+
+pytestmark = pytest.mark.skipif(browser.find() is None, reason="no Chromium here: none of " + ", ".join(browser.NAMES) + " is on the path")
+
+READY = "head !== null && document.getElementById('version').textContent !== ''"
+
+
+@pytest.fixture(scope="module")
+def window():
+    with browser.Browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def reading(classifier):
+    with serving(classifier) as server:
+        yield server.address
+
+
+@pytest.fixture
+def page(window, reading):
+    window.problems.clear()
+    window.requests.clear()
+    window.open(reading, still=True)
+    window.until(READY)
+    yield window
+    assert window.problems == []
+    assert all(request.startswith((reading, "data:")) for request in window.requests)  # it asks nobody else
+
+
+def text(page, id):
+    return page.run(f"document.getElementById('{id}').textContent")
+
+
+def test_the_slider_moves_features_by_the_keyboard(page):
+    page.run("document.getElementById('position').focus()")
+    assert "16 of 16 features stand where they began." in text(page, "back")
+    page.press("ArrowRight")
+    page.until("document.getElementById('position').value === '1'")
+    moved = page.run("head.places[1].filter((feature, place) => feature === place).length")
+    assert text(page, "back").startswith(f"{moved} of 16")
+    assert "At distance 1 it is" in text(page, "score-told")
+    page.press("End")
+    page.until("document.getElementById('position-shown').value === '64'")
+    where = page.run("beads.map((bead) => bead.at)")
+    expected = page.run("(() => { const at = []; head.cycles.forEach((cycle) => cycle.features.forEach((place, rank) => "
+                        "{ at[head.places[64][place]] = rank; })); return at; })()")  # fmt: skip
+    assert where == expected
+
+
+def test_every_control_changes_the_head(page):
+    before = page.run("JSON.stringify(head)")
+    page.click("#draw")
+    page.until("document.getElementById('seed').value === '1'")
+    page.until(f"JSON.stringify(head) !== {before!r}")
+    page.run("document.getElementById('features').focus()")
+    page.press("ArrowRight")
+    page.until("head.axis.length === 20")
+    assert page.run("document.querySelectorAll('#rings g').length") == 20
+    page.click("input[name=axes][value='2']")
+    page.until("head.order.length === 2")
+    assert page.run("!document.getElementById('row-control').hidden && document.getElementById('decay').disabled")
+    page.click("input[name=axes][value='1']")
+    page.until("head.order.length === 1 && head.r !== null")
+    page.run("const r = document.getElementById('decay'); r.value = 'none'; r.dispatchEvent(new Event('input', {bubbles: true}))")
+    page.until("head.r === null")
+
+
+def test_a_wrong_number_gets_the_servers_sentence_and_a_right_one_takes_it_back(page):
+    page.run("document.getElementById('head').focus(); document.getElementById('head').select()")
+    page.write("99")
+    page.until("!document.getElementById('problem').hidden")
+    assert "head must be a whole number from 0 to 7; it is 98" in text(page, "problem")
+    page.run("document.getElementById('head').select()")
+    page.write("2")
+    page.until("document.getElementById('problem').hidden")
+    page.problems.clear()  # the browser notes every answer that is no 200
+
+
+def test_play_and_pause_with_the_keyboard(page):
+    page.run("document.getElementById('play').focus()")
+    page.press("Enter")
+    assert text(page, "play") == "Pause"
+    page.until("Number(document.getElementById('position').value) >= 2")
+    page.press("Enter")
+    assert text(page, "play") == "Play"
+
+
+def test_a_text_is_typed_and_its_answer_explained(page):
+    page.click("#text")
+    page.write("a good <b>film</b>")
+    page.click("#predict")
+    page.until("document.querySelectorAll('#bars .share').length === 2")
+    assert "%" in text(page, "bars")
+    page.click("#explain")
+    page.until("!document.getElementById('attribution').hidden")
+    assert "add up to the difference" in text(page, "attribution-told")
+    assert text(page, "attributed") == "a good <b>film</b>"
+    assert page.run("document.querySelectorAll('#attributed b').length") == 0
+    assert page.run("document.querySelectorAll('#attributed .for2, #attributed .against2').length") >= 1
+    assert page.run("document.querySelectorAll('#top tbody tr').length") == 3
+
+
+def test_a_text_is_generated_and_stopped(window, speaker):
+    window.problems.clear()
+    with serving(speaker) as server:
+        window.open(server.address, still=True)
+        window.until(READY)
+        window.click("#text")
+        window.write("Once")
+        window.run("document.getElementById('tokens').value = 2000")
+        window.click("#generate")
+        window.until("document.getElementById('spoken').textContent.length > 30")
+        window.click("#stop")
+        window.until("document.getElementById('stop').hidden && !document.getElementById('generate').disabled")
+        said = text(window, "spoken")
+        assert said.startswith("Once")
+        assert len(said) < 2000
+        window.run("document.getElementById('tokens').value = 5")
+        window.run("document.getElementById('generate').focus()")
+        window.press("Enter")
+        window.until("document.getElementById('stop').hidden && document.getElementById('spoken').textContent.length < 40")
+        assert window.run("document.getElementById('model-problem').hidden")
+    assert window.problems == []
+
+
+def test_an_image_is_chosen_and_its_pixels_are_shown(window, image_run, tmp_path):  # noqa: F811
+    window.problems.clear()
+    (tmp_path / "one.png").write_bytes(png(6, 250))
+    with serving(load(image_run)) as server:
+        window.open(server.address, still=True)
+        window.until(READY)
+        window.click("#explain")
+        window.until("!document.getElementById('model-problem').hidden")
+        assert text(window, "model-problem") == "Choose an image first."
+        node = window.call("DOM.querySelector", nodeId=window.call("DOM.getDocument")["root"]["nodeId"], selector="#image")["nodeId"]
+        window.call("DOM.setFileInputFiles", files=[str(tmp_path / "one.png")], nodeId=node)
+        window.click("#explain")
+        window.until("document.querySelectorAll('#attributed canvas').length === 2")
+        corner = "document.querySelector('#attributed canvas').getContext('2d').getImageData(0, 0, 1, 1).data"
+        assert window.run(f"[...{corner}]") == [250, 250, 250, 255]
+        assert window.run("document.querySelectorAll('#top tbody tr').length") == 8
+    assert window.problems == []
+
+
+def test_two_texts_are_typed(window, pair_run):  # noqa: F811
+    with serving(load(pair_run)) as server:
+        window.open(server.address, still=True)
+        window.until(READY)
+        window.click("#text")
+        window.write("a1")
+        window.click("#second")
+        window.write("b2")
+        window.click("#explain")
+        window.until("document.querySelectorAll('#attributed p').length === 2")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_nothing_runs_over_the_side_and_colours_follow(page, reading, width, dark, tmp_path):
+    page.open(reading, width=width, dark=dark, still=True)
+    page.until(READY)
+    for axes in (2, 1):
+        page.click(f"input[name=axes][value='{axes}']")
+        page.until(f"head.order.length === {axes}")
+        assert page.run("document.documentElement.scrollWidth") <= width
+        boxes = "[...document.querySelectorAll('input, select, button, figure, svg, canvas')].map((one) => one.getBoundingClientRect())"
+        assert page.run(f"{boxes}.every((box) => box.right <= innerWidth)")
+    red = page.run("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
+    assert (red < 60) is dark
+    assert page.picture(tmp_path / "page.png").stat().st_size > 20_000
+
+
+def test_everything_has_a_name_and_can_be_reached_by_tab(page):
+    assert page.run("[...document.querySelectorAll('input, select, textarea')].every((one) => one.labels.length > 0)")
+    assert page.run("[...document.querySelectorAll('[role=img]')].every((one) => one.getAttribute('aria-label'))")
+    page.run("document.activeElement.blur(); window.scrollTo(0, 0)")
+    reached = set()
+    for _ in range(40):
+        page.press("Tab")
+        reached.add(page.run("document.activeElement.id || document.activeElement.name"))
+        if page.run("document.activeElement.matches('input, button, select')"):
+            assert page.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    assert {
+        "text",
+        "predict",
+        "explain",
+        "features",
+        "permutation",
+        "seed",
+        "draw",
+        "head",
+        "decay",
+        "axes",
+        "alike",
+        "play",
+        "position",
+    } <= reached

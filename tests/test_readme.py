@@ -4,12 +4,14 @@
 """
 
 import functools
+import inspect
 import json
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
+import pages
 import pytest
 
 from permuteformer.bench.bars import BARS, DOUBLING, worst_doubling
@@ -17,10 +19,9 @@ from permuteformer.report import benches
 from permuteformer.report.quantities import significant
 from permuteformer.report.table import times
 
-ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
-DATA_PAGE = ROOT / "docs" / "data.md"
-PAGES = (README, DATA_PAGE, *(ROOT / "docs" / f"{name}.md" for name in ("gpu", "speed")))
+ROOT, README = pages.ROOT, pages.README
+NUMBERED = ("data", "gpu", "speed", "reliability", "index", "ten-minutes", "not-run", "guides/choosing", "api/index")
+PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in NUMBERED))
 """Those that have numbers."""
 RESULTS = ROOT / "results" / "core"
 MEASURED = ("ops", "train", "latency", "decode")
@@ -31,40 +32,12 @@ NOT_HERE = "performer-pytorch"
 """A peer that was not installed."""
 
 
-@pytest.fixture
-def namespace(monkeypatch, tmp_path):
-    """What the README's code defines; its registrations are taken back afterwards."""
-    from permuteformer import ATTENTIONS, FEATURE_MAPS, POSITIONS
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    yield run(README)
-    POSITIONS.remove("alibi")
-    ATTENTIONS.remove("mean")
-    del FEATURE_MAPS["softplus"]
-
-
-def run(page: Path) -> dict:
-    space: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        exec(compile(block, page.name, "exec"), space)
-    return space
-
-
-def test_the_data_page_runs(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert run(DATA_PAGE)["batch"].input_ids.shape == (64, 66)
-
-
-def test_the_training_page_runs(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert run(ROOT / "docs" / "training.md")["result"]["status"] == "finished"
-
-
-def test_the_blocks_run_and_their_additions_hold(namespace):
+def test_the_blocks_run_and_their_additions_hold(in_folder):
     import checks
 
     from permuteformer import build
 
+    namespace = pages.run(README)
     assert namespace["y1"].shape == (2, 1, 512)
     assert namespace["positions"].shape == (1, 1024, 2)
     assert namespace["batch"].positions.shape == (64, 66, 2)
@@ -84,11 +57,10 @@ def test_the_blocks_run_and_their_additions_hold(namespace):
 
 def test_files_that_the_readme_names_are_there():
     text = README.read_text()
-    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
-        assert (ROOT / link).exists(), f"README links to {link}"
     house = re.search(r"```\nsrc/permuteformer/\n(.*?)```", text, re.DOTALL).group(1)
     named = set(re.findall(r"[a-z0-9_]+\.py", house))
-    there = {path.name for folder in ("src", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")} - {"__init__.py"}
+    folders = ("src", "examples", "benchmarks", "release")
+    there = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")} - {"__init__.py"}
     assert named == there, f"not on the README's map: {there - named}; not there: {named - there}"
 
 
@@ -104,6 +76,8 @@ def with_numbers(page: Path) -> str:
         rows = NUMBERS[part]()
         if part in ("import", "long", "pairs", "kernel", "registers"):  # in a sentence
             text = re.sub(rf"<!-- {part} -->.*?(?= times| \(`python| %| registers)", f"<!-- {part} -->{rows[0]}", text)
+        elif part.startswith("output_"):
+            text = re.sub(rf"(<!-- {part} -->\n```text\n).*?(?=^```)", lambda found, rows=rows: found[1] + rows[0], text, flags=re.M | re.S)
         else:
             table = "".join(f"| {row} |\n" for row in rows)
             text = re.sub(rf"(<!-- {part} -->\n.*\n\|[-|]+\n)(?:\|.*\n)*", lambda found, table=table: found[1] + table, text)
@@ -266,6 +240,74 @@ def registers() -> list[str]:
     return [str(max(row["registers"] for row in found))]
 
 
+def decode_times() -> list[str]:
+    (table,) = benches.side_by_side_tables(lines("decode", "bench"))
+    return [" | ".join(row[:2]) for row in table.rows]
+
+
+def front() -> list[str]:
+    """A few numbers for the first page, each with the file that it is from."""
+    ops = {(line["group"], line["row"]): line["result"]["seconds_best"] for line in lines("ops", "bench")}
+    best = {line["row"]: line["result"]["seconds_best"] for line in lines("decode", "bench")}
+    slow = ops["causal", "sdpa"] / ops["causal", "permuteformer"]
+    step = 1e3 * best["permuteformer at 100,000"], 1e3 * best["permuteformer at 100"]
+    return [
+        f"causal attention over 8,192 tokens, against softmax's | {slow:.0f} times as fast | [results](../results/bench/ops.jsonl)",
+        f"one more token, after 100,000 and after 100 | {step[0]:.1f} and {step[1]:.1f} ms | [results](../results/bench/decode.jsonl)",
+        f"a training step at 131,072 tokens, peak of memory | {long()[0].partition(',')[0]} | [results](../results/models/long.jsonl)",
+    ]
+
+
+def names() -> list[str]:
+    """Every public name, where it is, and the first sentence of its docstring."""
+    import permuteformer
+
+    found = []
+    anchors = {path.rpartition(".")[2]: (page.stem, path) for page, path in pages.documented()}
+    kinds = {"ATTENTIONS": "attentions", "POSITIONS": "position encodings", "FEATURE_MAPS": "feature maps"}
+    homes = {"ATTENTIONS": "attention.md#by-name", "POSITIONS": "positions.md", "FEATURE_MAPS": "ops.md#feature-maps"}
+    for name in permuteformer.__all__:
+        if name in kinds:
+            found.append(
+                f"[`{name}`]({homes[name]}) | {kinds[name]} by name: {', '.join(f'`{key}`' for key in getattr(permuteformer, name))}"
+            )
+        elif name in anchors:
+            page, path = anchors[name]
+            sentence = re.split(r"(?<=\.)\s", inspect.getdoc(getattr(permuteformer, name)))[0]
+            found.append(f"[`{name}`]({page}.md#{path}) | {' '.join(sentence.split()).replace('``', '`')}")
+    return found
+
+
+def newcomer() -> list[dict]:
+    return lines("ten-minutes", "docs")
+
+
+def minutes() -> list[str]:
+    """Seconds of the sections of the page of ten minutes."""
+    steps = [step for step in newcomer() if step["section"] != "labels"]
+    sections = {name: [step for step in steps if step["section"] == name] for name in dict.fromkeys(step["section"] for step in steps)}
+    return [
+        f"{name} | {sum(s['seconds'] for s in of):,.0f} | {sum(s['processor_seconds'] for s in of):,.0f} | {max(s['load'] for s in of):.0f}"
+        for name, of in {**sections, "all": steps}.items()
+    ]
+
+
+def output(begins: str) -> list[str]:
+    """What a command of that page said."""
+    return [next(step["output"].lstrip("\n") for step in newcomer() if step["command"].startswith(begins))]
+
+
+def unrun() -> list[str]:
+    """Blocks that are marked as not run."""
+    marked = [block for page in pages.PAGES for block in pages.blocks(page) if block.reason]
+    firsts = [next(line for line in block.text.splitlines() if line and not line.startswith(("#", "export"))) for block in marked]
+    rows = [
+        f"{block.page.relative_to(ROOT)} | `{first.partition('  #')[0].rstrip(chr(92)).strip()}` | {block.reason}"
+        for block, first in zip(marked, firsts, strict=True)
+    ]
+    return [*rows, f"{len(rows)} blocks | | "]
+
+
 FACTS = {"accepted": "8.3 %", "mean": "1,035", "median": "954", "p10": "577", "p90": "1,643"}
 FREQUENCIES = ".168 .087 .078 .082 .089 .087 .077 .073 .088 .169"
 
@@ -293,12 +335,74 @@ def pairs() -> list[str]:
     return [f"{100 * lines('pairs', 'data')[0]['test_accuracy_of_word_overlap']:.0f}"]
 
 
+SOAKED = ("kills", "disk", "clock", "workers", "checkpoints", "readers", "flat", "finite")
+"""Parts of the soak that the page about reliability tells of."""
+
+
+def soaked(part: str) -> tuple[dict, list[dict]]:
+    """The header and the lines of a part of the soak, all of which must be well."""
+    header, *cases = lines(part, "reliability")
+    assert header["scale"] >= 1, f"{part} was not run in full"
+    assert all(line["ok"] for line in cases), f"{part}: the page says that all is well"
+    return header, cases
+
+
+def soak_parts() -> list[str]:
+    return [f"`{part}` | {header['proves']} | {len(cases)}" for part in SOAKED for header, cases in [soaked(part)]]
+
+
+def soak_kills() -> list[str]:
+    cases = [line["kills"] for line in soaked("kills")[1] if isinstance(line.get("kills"), list)]
+    kills = [(kill["phase"], kill["signal"]) for case in cases for kill in case]
+    phases = sorted({phase for phase, _ in kills}, key=lambda phase: (-sum(kill[0] == phase for kill in kills), phase))
+    rows = [(phase, [kills.count((phase, name)) for name in ("SIGKILL", "SIGTERM")]) for phase in phases]
+    rows.append(("in all", [sum(counts[n] for _, counts in rows) for n in range(2)]))
+    return [f"{phase} | {counts[0]} | {counts[1]} | {sum(counts)}" for phase, counts in rows]
+
+
+def soak_damage() -> list[str]:
+    cases = [line for line in soaked("checkpoints")[1] if "damaged" in line]
+    rows = []
+    for name in dict.fromkeys(line["what"].partition(", ")[0] for line in cases):
+        of_it = [line for line in cases if line["what"].startswith(name)]
+        sums = [sum(line[key] for line in of_it) for key in ("damaged", "noticed", "the one before used")]
+        rows.append(" | ".join([f"`{name}`", *map(str, sums)]))
+    return rows
+
+
+def soak_lost() -> list[str]:
+    names = ("seconds until the other stopped", "seconds until all stopped")
+    return [f"{line['what']} | {next(line[name] for name in names if name in line):.1f}" for line in soaked("workers")[1]]
+
+
+def soak_flat() -> list[str]:
+    rows = []
+    for line in soaked("flat")[1]:
+        memory, files, threads = ([point[key] for point in line["curve"]] for key in ("memory_bytes", "files", "threads"))
+        growth = f"{memory[-1] / 2**20:.0f} | {line['growth_bytes'] / 2**20:+.2f}"
+        rows.append(f"{line['what']} | {growth} | {files[0]} – {files[-1]} | {threads[0]} – {threads[-1]}")
+    return rows
+
+
+def soak_finite() -> list[str]:
+    cases = soaked("finite")[1]
+    titles = {"weight": "a weight", "gradient": "a gradient", "adam": "the state of Adam", "input": "an input"}
+    counts = {kind: [line["named"] for line in cases if line["kind"] == kind] for kind in titles}
+    return [f"{titles[kind]} | {len(named)} | {sum(named)}" for kind, named in counts.items()]
+
+
 NUMBERS = {"recall": recall, "memory": memory, "speed": speed, "import": imports, "orders": orders, "long": long}
 NUMBERS |= {"bars": bars, "profile": profile, **{f"bench_{sweep}": functools.partial(bench, sweep) for sweep in MEASURED}}
 NUMBERS |= {
     name: functools.partial(scaling, part) for part, name in enumerate(("causal_time", "causal_memory", "model_time", "model_memory"))
 }
 NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length, "registers": registers}
+NUMBERS |= {"choose_time": functools.partial(scaling, 0), "choose_decode": decode_times, "front": front, "names": names}
+NUMBERS |= {"minutes": minutes, "unrun": unrun}
+COMMANDS = {"check": "permuteformer data check", "train": "permuteformer train", "labels": "cat labels.csv"}
+NUMBERS |= {f"output_{name}": functools.partial(output, begins) for name, begins in COMMANDS.items()}
+NUMBERS |= {"soak_parts": soak_parts, "soak_kills": soak_kills, "soak_damage": soak_damage}
+NUMBERS |= {"soak_lost": soak_lost, "soak_flat": soak_flat, "soak_finite": soak_finite}
 NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 
 if __name__ == "__main__":

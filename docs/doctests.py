@@ -1,0 +1,27 @@
+"""An extension of griffe, which reads docstrings for the site: examples that begin with ``>>>`` become blocks of code."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+EXAMPLE = re.compile(r"(?m)^(?:>>>.*\n?)(?:(?!\s*$).*\n?)*")
+
+
+class Doctests(griffe.Extension):
+    """Fences what doctest runs; without it Markdown takes ``>>>`` for a quotation."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring and ">>>" in obj.docstring.value:
+            obj.docstring.value = fenced(obj.docstring.value)
+
+
+def fenced(text: str) -> str:
+    """The docstring with every example between fences.
+
+    >>> fenced("Add.")
+    'Add.'
+    """
+    return EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)

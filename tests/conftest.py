@@ -37,3 +37,22 @@ def cache(tmp_path_factory, monkeypatch):
     for name in ("PERMUTEFORMER_DATA", "PERMUTEFORMER_CACHE"):
         monkeypatch.delenv(name, raising=False)
     return folder
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    """An empty folder to be in, with a little of the data that pages name; what pages register is taken back afterwards."""
+    import pages
+
+    from permuteformer import ATTENTIONS, FEATURE_MAPS, POSITIONS
+
+    before = [set(ATTENTIONS), set(POSITIONS), set(FEATURE_MAPS)]
+    pages.write_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERMUTEFORMER_DATA", str(tmp_path / "FOLDER"))
+    yield tmp_path
+    for registry, names in zip((ATTENTIONS, POSITIONS), before, strict=False):
+        for name in set(registry) - names:
+            registry.remove(name)
+    for name in set(FEATURE_MAPS) - before[2]:
+        del FEATURE_MAPS[name]

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,12 @@ def acl_imdb(folder):
 def cifar_arrays():
     rng = np.random.default_rng(0)
     return {name: rng.integers(0, 256, (20, 3072), dtype=np.uint8) for name in [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]}
+
+
+def cifar(folder):
+    (folder / "cifar-10-batches-py").mkdir()
+    for name, array in cifar_arrays().items():
+        (folder / "cifar-10-batches-py" / name).write_bytes(pickle.dumps({b"data": array, b"labels": [n % 10 for n in range(20)]}, 2))
 
 
 def png(resolution, shade):

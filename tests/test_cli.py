@@ -26,7 +26,7 @@ SHORT = [
 ]
 COMMANDS = [
     *("train", "resume", "eval", "predict", "generate", "fields", "reproduce", "experiments", "report"),
-    *("models", "convert", "data", "info", "bench"),
+    *("models", "inspect", "explain", "demo", "convert", "data", "info", "bench"),
 ]
 
 
@@ -106,7 +106,8 @@ def test_what_is_wrong_is_said_in_a_sentence(words, message, tmp_path, monkeypat
 
 
 def test_too_large_a_model_is_said_in_a_sentence(tmp_path):
-    output = run("train", "digits", "--intermediate-size", "1000000000000", "--output", str(tmp_path / "run"), code=1)
+    sizes = ["--hidden-size", "8192", "--intermediate-size", "1048576"]  # a matrix of 32 GiB
+    output = run("train", "digits", *sizes, "--output", str(tmp_path / "run"), code=1)
     assert re.search("allocate.*micro-batch-size", output), output
 
 

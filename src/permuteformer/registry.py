@@ -99,6 +99,6 @@ class Registry(Generic[T]):
 def unknown(kind: str, name: object, known: Any) -> str:
     """The sentence for a name that is not known: what there is, and the nearest to what was asked."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
+    near = difflib.get_close_matches(str(name)[:100], names, n=1)
     hint = f"did you mean {near[0]!r}? There is" if near else "there is"
-    return f"unknown {kind} {name!r}: {hint} {', '.join(map(repr, names)) or 'none'}"
+    return f"unknown {kind} {name!r:.100}: {hint} {', '.join(map(repr, names)) or 'none'}"

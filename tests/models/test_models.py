@@ -6,7 +6,7 @@ import sys
 import checks
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BertConfig
 from typer.testing import CliRunner
 
@@ -213,8 +213,25 @@ def test_padding_anywhere_and_in_any_piece_changes_nothing(name):
 def test_a_state_with_a_mask_is_saved(tmp_path):
     model = model_of("transformer-lm")
     cache = model(ids_of(2, 9), attention_mask=torch.ones(2, 9)).past_key_values
-    save_file(cache.state_dict(), tmp_path / "state.safetensors")
-    assert PermuteFormerCache.from_state_dict(load_file(tmp_path / "state.safetensors")).get_seq_length() == 9
+    cache.save(tmp_path / "state.safetensors")
+    loaded = PermuteFormerCache.load(tmp_path / "state.safetensors")
+    assert loaded.get_seq_length() == 9
+    for name, value in cache.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_a_file_that_is_no_state_is_refused(tmp_path):
+    cache = model_of("permuteformer-lm")(ids_of(2, 9)).past_key_values
+    cache.save(tmp_path / "state.safetensors")
+    whole = (tmp_path / "state.safetensors").read_bytes()
+    tensors = cache.state_dict()
+    lacking = {name: x for name, x in tensors.items() if not name.endswith(".z")}
+    unplaced = {name: x for name, x in tensors.items() if name != "0.next_position"}
+    for wrong in (b"", whole[:-1], save({"weight": torch.ones(3)}), save({"seen": torch.tensor(9)}), save(lacking), save(unplaced)):
+        (tmp_path / "wrong").write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"wrong does not hold the state of a model, as PermuteFormerCache\.save writes it: "):
+            PermuteFormerCache.load(tmp_path / "wrong")
 
 
 @pytest.mark.parametrize("name", ["permuteformer-text", "permuteformer-lm", "transformer-text", "roformer-text"])
@@ -608,7 +625,7 @@ def test_a_state_goes_on_in_another_process(tmp_path):
         expected = model(ids).logits[:, 12:]
         cache = model(ids[:, :12]).past_key_values
     model.save_pretrained(tmp_path)
-    save_file(cache.state_dict(), tmp_path / "state.safetensors")
+    cache.save(tmp_path / "state.safetensors")
     save_file({"ids": ids[:, 12:].contiguous(), "expected": expected.contiguous()}, tmp_path / "rest.safetensors")
     program = f"""
 import torch
@@ -618,7 +635,7 @@ from permuteformer.models import PermuteFormerCache
 torch.set_num_threads(1)
 model = PermuteFormerForCausalLM.from_pretrained({str(tmp_path)!r})
 rest = load_file({str(tmp_path / "rest.safetensors")!r})
-cache = PermuteFormerCache.from_state_dict(load_file({str(tmp_path / "state.safetensors")!r}))
+cache = PermuteFormerCache.load({str(tmp_path / "state.safetensors")!r})
 torch.testing.assert_close(model(rest["ids"], past_key_values=cache).logits, rest["expected"])
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

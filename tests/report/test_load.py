@@ -6,7 +6,7 @@ import pytest
 from report.sample import lines, look, measurement, run_folder, speeds, write
 
 from permuteformer.report.load import load, read_results, read_run
-from permuteformer.report.records import Record, number, printable, thinned
+from permuteformer.report.records import Record, number, printable_data, thinned
 
 
 def test_a_run_folder_is_a_record(tmp_path):
@@ -225,7 +225,7 @@ def test_texts_are_printable_and_bounded(tmp_path):
     assert record.task["title"] == "a b c"
     assert len(record.task["notes"][0]) == 10_001
     json.dumps(record.to_json(), ensure_ascii=False).encode("utf-8")
-    assert printable({"k\x00": ["\x7f", 3, None]}) == {r"k\x00": [r"\x7f", 3, None]}
+    assert printable_data({"k\x00": ["\x7f", 3, None]}) == {r"k\x00": [r"\x7f", 3, None]}
 
 
 def test_thinning_keeps_both_ends():

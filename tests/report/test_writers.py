@@ -17,10 +17,10 @@ from permuteformer.report.html import page
 from permuteformer.report.latex import escaped as latex_escaped
 from permuteformer.report.latex import latex
 from permuteformer.report.load import load
-from permuteformer.report.markdown import escaped as markdown_escaped
 from permuteformer.report.markdown import markdown
 from permuteformer.report.spreadsheet import spreadsheet
 from permuteformer.report.terminal import print_tables
+from permuteformer.texts import for_markdown
 
 VOID = {"meta", "br", "path", "use", "image", "rect"}
 
@@ -142,7 +142,7 @@ def test_markdown_has_tables_links_and_figures(report, folder):
     assert f"[**{best.text}**](#{best.anchor}) (2)<br>paper 65.95 ± 0.26" in text
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
-    assert markdown_escaped("a|b\\*[c](d) `e` <f> $g$") == r"a\|b\\\*\[c\](d) \`e\` &lt;f&gt; \$g\$"
+    assert for_markdown("a|b\\*[c](d) `e` <f> $g$") == r"a\|b\\\*\[c\](d) \`e\` &lt;f&gt; \$g\$"
 
 
 def test_latex_is_escaped_and_balanced(report, folder):

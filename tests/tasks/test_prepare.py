@@ -1,14 +1,11 @@
+import errno
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from permuteformer.folders import data_folder, new_folder, prepared_folder
+from permuteformer.folders import NotWritten, data_folder, disk_errors_in_words, new_folder, prepared_folder
 from permuteformer.tasks.classify import Classify
 
 
@@ -43,57 +40,6 @@ def test_what_is_stored_is_all_there_is(tmp_path):
     assert [item["id"] for item in items[3:6]] == [3, 4, 5]
     with pytest.raises(IndexError):
         items[len(items)]
-
-
-KILLED = """
-import os, sys, time
-from permuteformer.tasks.classify import Classify
-from permuteformer.tasks import own
-number = own.OwnClassification._number
-count = 0
-def slow(self, item):
-    global count
-    count += 1
-    if count == 150:
-        print("half", flush=True)
-        time.sleep(60)
-    return number(self, item)
-own.OwnClassification._number = slow
-Classify(sys.argv[1]).prepare()
-"""
-
-
-ANOTHER = """
-import sys
-from permuteformer.tasks.classify import Classify
-print(len(Classify(sys.argv[1]).items("train")))
-"""
-
-
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_preparation_leaves_nothing_that_is_believed(tmp_path, sign, monkeypatch):
-    path = write(tmp_path / "a.csv")
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "half\n"
-        # While one process is at it, another one waits.
-        with subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "import sys; from permuteformer.tasks.classify import Classify; print(len(Classify(sys.argv[1]).items('train')))",
-                str(path),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as other:
-            time.sleep(1)
-            assert other.poll() is None
-            process.send_signal(sign)
-            process.wait()
-            assert other.communicate(timeout=60)[0] == "160\n"
-    task = Classify(str(path))
-    assert task.prepare().info["splits"] == {"train": 160, "validation": 20, "test": 20}
-    assert len(entries(prepared_folder())) == 1
 
 
 def test_an_error_leaves_nothing(tmp_path):
@@ -137,6 +83,18 @@ def test_folders_are_whole_or_not_there(tmp_path):
     with pytest.raises(FileExistsError, match="is there already"), new_folder(target):
         pass
     assert (target / "file").read_text() == "x"
+
+
+def test_a_folder_that_may_not_be_written_is_said(tmp_path):
+    target = tmp_path / "cache" / "entry"
+    with pytest.raises(NotWritten, match=r"entry cannot be written, its disk is read-only: choose another"), disk_errors_in_words(target):
+        raise OSError(errno.EROFS, "Read-only file system", str(target / "info.json"))
+    with pytest.raises(NotWritten, match="permission denied: choose another"), disk_errors_in_words(target):
+        raise OSError(errno.EACCES, "Permission denied", str(tmp_path))  # which it is in
+    with pytest.raises(PermissionError, match="source"), disk_errors_in_words(target):
+        raise OSError(errno.EACCES, "Permission denied", str(tmp_path / "source.csv"))  # of which nothing is to be written
+    with pytest.raises(NotWritten, match="quota is used up, and nothing is kept of"), disk_errors_in_words(target):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
 
 def test_where_data_is(monkeypatch, tmp_path):

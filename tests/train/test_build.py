@@ -45,6 +45,16 @@ def test_axes_follow_grid_and_preset():
         build_config("permuteformer-image", {**TINY, "axes": 2}, text)
 
 
+def test_a_loss_leaves_the_configuration_as_it_was():
+    """Else a run that goes on from its last step, and computes none, saves another one."""
+    task = build_task("digits", {})
+    model = build_model(build_config("permuteformer-image", TINY, task), task.kind)
+    before = model.config.to_dict()
+    batch = next(iter(loader(task, "train", 4)))
+    model(**inputs(batch, model.config, task.kind), **targets(batch, task.kind))
+    assert model.config.to_dict() == before
+
+
 def test_labels_have_their_names():
     config = build_config("permuteformer-image", TINY, build_task("digits", {}))
     assert (config.num_labels, config.id2label[3], config.label2id["7"]) == (10, "3", 7)

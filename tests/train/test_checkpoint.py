@@ -12,7 +12,7 @@ from torch.optim import AdamW
 
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM, PermuteFormerForSequenceClassification
 from permuteformer.train import checkpoint
-from permuteformer.train.checkpoint import Damaged, load, load_latest, save, steps, tidy
+from permuteformer.train.checkpoint import load, load_latest, save, steps, tidy
 from permuteformer.train.state import (
     Cursor,
     load_model,
@@ -46,34 +46,6 @@ def test_there_and_back(tmp_path):
         for name, value in group.items():
             assert found.tensors[file][name].dtype == value.dtype
             assert torch.equal(found.tensors[file][name], value)
-
-
-def test_every_bit_counts(tmp_path):
-    path = save(tmp_path, 7, STATE, tensors())
-    rng = np.random.default_rng(0)
-    files = sorted(path.iterdir())
-    assert [file.name for file in files] == ["model.safetensors", "optimizer.safetensors", "state.json", "sums.json"]
-    for file in files:
-        whole = file.read_bytes()
-        for place in {0, len(whole) - 1, *rng.integers(0, len(whole), 25).tolist()}:
-            flipped = bytearray(whole)
-            flipped[place] ^= 1 << int(rng.integers(8))
-            file.write_bytes(flipped)
-            with pytest.raises(Damaged, match="step-000000007 is damaged"):
-                load(tmp_path, 7)
-        for length in (0, 1, len(whole) // 2, len(whole) - 1):
-            file.write_bytes(whole[:length])
-            with pytest.raises(Damaged):
-                load(tmp_path, 7)
-        file.write_bytes(whole + b" ")
-        if file.name != "sums.json":  # a space at the end of JSON changes nothing
-            with pytest.raises(Damaged):
-                load(tmp_path, 7)
-        file.unlink()
-        with pytest.raises(Damaged):
-            load(tmp_path, 7)
-        file.write_bytes(whole)
-    assert load(tmp_path, 7).state == STATE
 
 
 def test_the_last_good_one_is_taken(tmp_path):

@@ -2,16 +2,27 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_processes import SHARED, TERM, UPDATE, At, Command, digits, fail, pairs, record, steps, text, weights
+from train_processes import (
+    TERM,
+    UPDATE,
+    At,
+    Command,
+    digits,
+    fail,
+    infinite_on_rank_1,
+    nan_in_a_gradient,
+    nan_in_a_weight,
+    nan_on_rank_1,
+    pairs,
+    record,
+    steps,
+    text,
+    weights,
+)
 
 from permuteformer.models import PermuteFormerForSequenceClassification
 
@@ -171,10 +182,10 @@ def test_evaluation_gives_equal_numbers(more, run):
 @pytest.mark.parametrize(
     ("poison", "words"),
     [
-        ("nan_in_a_weight", ["the loss is nan; it began in model.layers.0.expand, whose weight is not finite; items "]),
-        ("nan_on_rank_1", ["the loss is nan; it began in none when it was computed once more; items "]),
-        ("infinite_on_rank_1", ["the loss is inf; it began in none"]),
-        ("nan_in_a_gradient", ["a gradient is not finite, of model.layers.0.contract.weight; items"]),
+        (nan_in_a_weight, ["the loss is nan; it began in model.layers.0.expand, whose weight is not finite; items "]),
+        (nan_on_rank_1, ["the loss is nan; it began in none when it was computed once more; items "]),
+        (infinite_on_rank_1, ["the loss is inf; it began in none"]),
+        (nan_in_a_gradient, ["a gradient is not finite, of model.layers.0.contract.weight; items"]),
     ],
 )
 def test_not_finite_on_one_of_two_stops_both(poison, words, more, tmp_path):
@@ -193,31 +204,3 @@ def test_an_error_of_the_main_process_ends_all(tmp_path):
     said = fail(Command(*digits(**EXACT), output=tmp_path / "run", processes=2))
     assert said.count("is there and is no run folder") == 2
     assert os.listdir(tmp_path / "run") == ["note.txt"]
-
-
-@pytest.mark.skipif(not Path("/proc").exists(), reason="its processes are found in /proc")
-def test_a_lost_process_of_torchrun(tmp_path):
-    """By torchrun itself, as a user starts it."""
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "permuteformer"]
-    words = [*digits(**{**ODD, "epochs": 2000}), "--output", str(folder)]
-    environment = {**os.environ, **SHARED}
-    with (tmp_path / "said").open("w") as said:
-        torchrun = subprocess.Popen([*command, *words], stdout=said, stderr=said, env=environment)
-    try:
-        ends = time.monotonic() + 100
-        while not (folder.exists() and steps(folder)):
-            assert torchrun.poll() is None, (tmp_path / "said").read_text()
-            assert time.monotonic() < ends, (tmp_path / "said").read_text()
-            time.sleep(0.05)
-        children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
-        assert len(children) == 2
-        os.kill(int(children[1]), signal.SIGKILL)
-        assert torchrun.wait(60) != 0
-    finally:
-        torchrun.kill()
-    last = steps(folder)[-1]
-    resumed = Command("resume", folder, processes=2, at=At(UPDATE, 2, TERM))
-    assert resumed.wait() == [128 + TERM, 0], resumed.text
-    assert f"going on from step {last}" in resumed.text
-    assert steps(folder)[-1] == last + 2

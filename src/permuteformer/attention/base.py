@@ -20,7 +20,13 @@ ATTENTIONS: Registry[type[Attention]] = Registry("attention", "permuteformer.att
 
 
 class KVState(NamedTuple):
-    """What an attention over all keys has to remember: all of them."""
+    """What an attention over all keys has to remember: all of them.
+
+    >>> from permuteformer.attention import build
+    >>> _, state = build("softmax", hidden_size=8, num_heads=2, causal=True)(torch.randn(1, 5, 8))
+    >>> state.k.shape, state.next_position
+    (torch.Size([1, 2, 5, 4]), tensor([5]))
+    """
 
     k: Tensor
     """``b h s m``: keys, moved by their positions."""
@@ -55,6 +61,12 @@ class Attention(ExactBuffers):
         causal: queries see no key after them.
         position: what positions do in here; an encoding of embeddings is for the model's input, not for this.
         num_features: size of what is dot-producted, where it is not the head size.
+
+    >>> class First(Attention):
+    ...     def mix(self, q, k, v, *, positions, key_mask, segments, state):
+    ...         return v[:, :, :1].expand_as(v), None    # b h l v: all look at the first token
+    >>> First(num_heads=2, head_size=4).modes
+    frozenset({'bidirectional'})
     """
 
     hooks: ClassVar[frozenset[str]] = frozenset()

@@ -28,6 +28,11 @@ class MultiHeadAttention(nn.Module):
         attention: what mixes; see ``build`` for making one by name.
         axes: numbers in a position.
         bias: whether the projections have a bias.
+
+    >>> layer = MultiHeadAttention(32, LinearAttention(num_heads=4, head_size=8))
+    >>> y, _ = layer(torch.randn(2, 10, 32))    # b l hidden_size
+    >>> y.shape
+    torch.Size([2, 10, 32])
     """
 
     def __init__(self, hidden_size: int, attention: Attention, axes: int = 1, bias: bool = True) -> None:

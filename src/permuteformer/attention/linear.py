@@ -34,6 +34,12 @@ class LinearAttention(Attention):
         normalizer: what weights are divided by: the sum of ``"transformed"`` products; of ``"plain"`` ones, before the position
             was put in; ``"none"``; or ``"auto"``: transformed where the encoding keeps them positive, else plain.
         chunk_size: tokens a block; ``None`` for one that fits the cache.
+
+    >>> attention = LinearAttention(num_heads=2, head_size=4, causal=True)
+    >>> q = k = v = torch.randn(1, 2, 10, 4)    # b h l d
+    >>> out, state = attention.mix(q, k, v, positions=None, key_mask=None, segments=None, state=None)
+    >>> out.shape, state.kv.shape    # b h l v; b h m v, however many tokens there were
+    (torch.Size([1, 2, 10, 4]), torch.Size([1, 2, 4, 4]))
     """
 
     hooks = frozenset({"transform", "bias", "log_decay"})
@@ -92,7 +98,7 @@ class LinearAttention(Attention):
 
     def redraw(self, generator: torch.Generator | None = None, copy: Copy = Tensor.copy_) -> None:
         """Draw new random features, for maps that have them. It never happens by itself."""
-        if needs_projection(self.feature_map):
+        if needs_projection(self.feature_map) and not self.projection.is_meta:
             heads, features, size = self.projection.shape
             with torch.device("cpu"):
                 copy(self.projection, orthogonal_features(heads, features, size, generator))

@@ -61,6 +61,8 @@ class LinformerAttention(Attention):
         their correlation), so projected keys and values have the scale of keys and values.
         """
         for projection in self.parameters():
+            if projection.is_meta:  # nothing of them would be kept
+                return
             copy(projection, self.max_length**-0.5 * torch.randn(projection.shape, device="cpu"))
 
     def mix(

@@ -72,6 +72,8 @@ class ReformerAttention(Attention):
 
     def redraw(self, generator: torch.Generator | None = None, copy: Copy = Tensor.copy_) -> None:
         """Draw new rotations. It never happens by itself."""
+        if self.rotations.is_meta:  # nothing of them would be kept
+            return
         copy(self.rotations, torch.randn(self.rotations.shape, generator=generator, device="cpu"))
 
     def mix(

@@ -16,7 +16,14 @@ BLOCK = 1024
 
 @ATTENTIONS.register("softmax")
 class SoftmaxAttention(Attention):
-    """exp(q·k / sqrt d) over its sum, quadratic in the length. Its state keeps every key and value."""
+    """exp(q·k / sqrt d) over its sum, quadratic in the length. Its state keeps every key and value.
+
+    >>> attention = SoftmaxAttention(num_heads=2, head_size=4, causal=True)
+    >>> q = k = v = torch.randn(1, 2, 10, 4)    # b h l d
+    >>> out, state = attention.mix(q, k, v, positions=None, key_mask=None, segments=None, state=None)
+    >>> out.shape, state.k.shape    # b h l v; b h s m: all keys
+    (torch.Size([1, 2, 10, 4]), torch.Size([1, 2, 10, 4]))
+    """
 
     hooks = frozenset({"transform", "bias"})
     modes = frozenset({"bidirectional", "causal", "segments", "state"})

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from permuteformer.cli.terminal import console, errors_in_words, say, separate
+from permuteformer.terminal import described
 
 if TYPE_CHECKING:
     from permuteformer.report.benches import Numbers
@@ -54,7 +55,7 @@ def bench(
         if sweep not in SWEEPS:
             raise ValueError(unknown("sweep", sweep, SWEEPS))
         how: dict[str, Any] = {"threads": threads, "device": device}
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (described(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             if sweep in SIDE_BY_SIDE:
                 lines = _side_by_side(sweep, separate(tasks), separate(against), dtype, turns, bar, how)

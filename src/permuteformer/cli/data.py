@@ -13,7 +13,6 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -22,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from permuteformer.cli.terminal import console, errors_in_words, say
+from permuteformer.terminal import described
 from permuteformer.words import size_in_words
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def fetch(
             table.add_row(d.name, d.title, size_in_words(d.bytes_packed), unpacked, d.licence)
         console.print(table)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (described(), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with errors_in_words(FetchError):
         download = find_download(name)
         with Progress(*columns, console=console) as progress:
@@ -160,7 +160,7 @@ def check(name: Name, path: Own = None, data: Data = None, protocol: Protocol = 
     from permuteformer.tasks import SPLITS
     from permuteformer.tasks.check import LONG_LINE
     from permuteformer.tasks.check import check as run
-    from permuteformer.tasks.readers.problems import printable
+    from permuteformer.texts import printable
 
     with errors_in_words():
         task = _task(name, path, data, protocol, set_, skip_bad)
@@ -224,8 +224,8 @@ def show(
     skip_bad: SkipBad = False,
 ) -> None:
     """Show a few items: texts here, images as a sheet of them in a PNG file."""
-    from permuteformer.tasks.readers.problems import printable
     from permuteformer.tasks.show import contact_sheet, samples
+    from permuteformer.texts import printable
 
     with errors_in_words():
         task = _task(name, path, data, protocol, set_, skip_bad)
@@ -278,7 +278,7 @@ def _where(name: str, data: Path | None, ways: str) -> Text:
 @contextmanager
 def _bar(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     time = TimeElapsedColumn() if total is None else TimeRemainingColumn()
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), time, console=console, transient=True) as progress:
+    with Progress(described(), BarColumn(), MofNCompleteColumn(), time, console=console, transient=True) as progress:
         bar = progress.add_task(title, total=total)
         yield lambda count: progress.advance(bar, count)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
 from rich.table import Table
 
 from permuteformer.cli.terminal import console, errors_in_words
@@ -27,7 +26,7 @@ def info() -> None:
         shown.add_row("machine", f"{found['platform']}, {found['cpu']}, {found['cores']} cores, {found['threads']} threads of torch")
         shown.add_row("GPU", _gpu())
         shown.add_row("linear attention", _on_cpu())
-        shown.add_row("on a GPU", escape(_on_gpu()))
+        shown.add_row("on a GPU", _on_gpu())
         console.print(shown)
 
 

@@ -71,8 +71,13 @@ def inspect(
         for layers in found.layers:
             say(layers.name)
             console.print(_heads_table(layers.heads, config.axes, distance))
+            if config.axes == 2 and layers.heads[0].cycles:
+                say("likeness by columns (across) and rows (down) between two pixels, mean over heads")
+                for line in _map_lines(layers.heads):
+                    say(line)
         if found.reach:
-            say(f"all heads together repeat after {' x '.join(f'{n:,}' for n in found.reach)} tokens")
+            reach = " x ".join(f"{n:,}" for n in found.reach)
+            say(f"all heads together repeat after {reach} tokens: distances below that are told apart")
         for warning in found.warnings(length):
             say(warning, style="yellow")
         if picture is not None:
@@ -98,8 +103,19 @@ def _heads_table(heads: Sequence[Head], axes: int, distance: int) -> Table:
         if head.half_life is not None:
             cells += [f"{head.r:.4f}", "never" if head.half_life == float("inf") else f"{head.half_life:.1f}"]
         line = (head.alike(*(0,) * (len(head.cycles) - 1), d) for d in range(shown + 1))
-        table.add_row(*cells, "".join(LEVELS[min(int(value * len(LEVELS)), len(LEVELS) - 1)] for value in line))
+        table.add_row(*cells, "".join(map(_level, line)))
     return table
+
+
+def _map_lines(heads: Sequence[Head], reach: int = 8) -> list[str]:
+    """A map in characters: positions are (column, row)."""
+    around = range(-reach, reach + 1)
+    means = [[sum(head.alike(column, row) for head in heads) / len(heads) for column in around] for row in around]
+    return [f"{row:+3d} " + "".join(2 * _level(value) for value in line) for row, line in zip(around, means, strict=True)]
+
+
+def _level(share: float) -> str:
+    return LEVELS[min(int(share * len(LEVELS)), len(LEVELS) - 1)]
 
 
 def _draw_likeness(found: Inspection, source: str, distance: int, picture: Path) -> None:
@@ -113,7 +129,7 @@ def _draw_likeness(found: Inspection, source: str, distance: int, picture: Path)
     numbers = range(-span if grid else 0, span + 1)
     layers = [
         [
-            [[head.alike(row, column) for column in numbers] for row in numbers] if grid else [head.alike(d) for d in numbers]
+            [[head.alike(column, row) for column in numbers] for row in numbers] if grid else [head.alike(d) for d in numbers]
             for head in group.heads
         ]
         for group in found.layers

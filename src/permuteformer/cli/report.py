@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from permuteformer.cli.terminal import console, errors_in_words, say
 
@@ -22,7 +23,7 @@ def report(
 
     with errors_in_words():
         with console.status("reading runs") as status:
-            made = write_report(folders, output, progress=status.update)
+            made = write_report(folders, output, progress=lambda what: status.update(Text(what)))
         print_tables(made.tables, console)
     for sentence in made.left_out:
         say(sentence, style="yellow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Mapping
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
 Data = Annotated[Path | None, typer.Option(help="Data folder; else PERMUTEFORMER_DATA, else the user's cache.")]
 Shard = Annotated[bool, typer.Option("--shard", help="Share out weights and optimiser over the processes of torchrun (FSDP).")]
 Spread = Annotated[int, typer.Option("--sequence-parallel", help="Spread every sequence over so many processes of torchrun.", min=1)]
-Track = Annotated[list[str] | None, typer.Option(help="Where else metrics go: tensorboard (unless told), wandb, none. May be repeated.")]
+Track = Annotated[
+    list[str] | None, typer.Option(help="Where else metrics go: tensorboard (unless told, where it is installed), wandb, none. Repeatable.")
+]
 Workers = Annotated[int, typer.Option(help="Processes that make batches ahead.", min=0)]
 Minutes = Annotated[float, typer.Option(help="Save a checkpoint so often, besides at every validation.", min=0)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no bar.")]
@@ -78,7 +79,7 @@ def resume(
     with errors_in_words(*_errors()):
         content = read_run(run)
         how = _how(data, shard, sequence_parallel, track, workers, checkpoint_minutes, quiet)
-        _run(Experiment.from_json(content["experiment"]), run, how, content["cell"])
+        _run(Experiment.from_json(content.get("experiment") or {}), run, how, content.get("cell"))
 
 
 def run_cell(
@@ -87,11 +88,14 @@ def run_cell(
 ) -> None:
     """Run one cell of a table: what `permuteformer reproduce` starts, a process each, which saves and ends when standard input ends."""
     from permuteformer.experiments.base import Experiment
+    from permuteformer.folders import json_of
     from permuteformer.train.limits import limit_memory, when_parent_ends
     from permuteformer.train.loop import How
 
     with errors_in_words(*_errors()):
-        content = json.loads(job.read_text())
+        content = json_of(job)
+        if not isinstance(content, dict) or not {"experiment", "cell", "folder"} <= content.keys():
+            raise ValueError(f"{job} must be an object with experiment, cell and folder, as permuteformer reproduce writes it")
         limit_memory(content.get("memory_bytes"))
         when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
         how = How(data=None if data is None else str(data), quiet=True)
@@ -157,12 +161,13 @@ def _how(
     data: Path | None, shard: bool, sequence_parallel: int, track: list[str] | None, workers: int, checkpoint_minutes: float, quiet: bool
 ) -> How:
     from permuteformer.train.loop import How
+    from permuteformer.train.start import usual_trackers
 
     return How(
         data=None if data is None else str(data),
         shard=shard,
         sequence_parallel=sequence_parallel,
-        track=("tensorboard",) if track is None else tuple(name for name in track if name != "none"),
+        track=usual_trackers() if track is None else tuple(name for name in track if name != "none"),
         workers=workers,
         checkpoint_minutes=checkpoint_minutes,
         quiet=quiet,

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from permuteformer.cli.terminal import errors_in_words
+from permuteformer.terminal import PlainConsole, described
+from permuteformer.texts import for_terminal
 
 if TYPE_CHECKING:
     from permuteformer.train.predict import Prediction
@@ -50,14 +51,14 @@ def predict(
     given = {"text": text_column, "first": first_column, "second": second_column, "image": image_column, "id": id_column}
     problems = Problems(skip=skip_bad)
     counts = {"items": 0, "cut": 0}
-    with errors_in_words(), _until_nobody_reads(), _warnings_as_notes():
+    with errors_in_words(), _until_nobody_reads(), warnings_as_notes():
         lines = lines_for(output)
         if output is not None and os.path.exists(output) and os.path.exists(file) and os.path.samefile(file, output):
             raise ValueError(f"output must be another file than the one that is read; it is {str(output)!r}")
         trained = load(run, device=device)
         columns = {part: column for part, column in given.items() if column is not None}
         predictions = run_model(trained, file, columns=columns, batch_size=batch_size, problems=problems)
-        with _bar("predicting", shown=output is not None or not sys.stdout.isatty()) as advance:
+        with bar("predicting", shown=output is not None or not sys.stdout.isatty()) as advance:
 
             def counted() -> Iterator[Prediction]:
                 for prediction in predictions:
@@ -95,17 +96,17 @@ def generate(
     from permuteformer.train.generate import generate as run_model
     from permuteformer.train.saved import load
 
-    with errors_in_words(), _until_nobody_reads(), _warnings_as_notes():
+    with errors_in_words(), _until_nobody_reads(), warnings_as_notes():
         if prompt is not None and prompt_file is not None:
             raise ValueError("give --prompt or --prompt-file, one of them")
-        text = _read_prompt(prompt_file) if prompt_file is not None else prompt or ""
+        text = read_text(prompt_file) if prompt_file is not None else prompt or ""
         trained = load(run, device=device)
         generation = run_model(trained, text, tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop)
         for note in generation.notes:
             _tell(f"note: {note}", style="yellow")
         begun = time.perf_counter()
         interrupted, done = False, 0
-        with _writing_to(output) as write, _bar("generating", tokens, shown=output is not None) as advance:
+        with _writing_to(output) as write, bar("generating", tokens, shown=output is not None) as advance:
             try:
                 for piece in generation:
                     write(piece)
@@ -123,7 +124,7 @@ def generate(
         raise typer.Exit(130)
 
 
-def _read_prompt(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The text of a file, with lines that end as in training."""
     from permuteformer.tasks.readers.unpacking import check_file
 
@@ -137,7 +138,7 @@ def _read_prompt(path: Path) -> str:
 @contextmanager
 def _writing_to(output: Path | None) -> Iterator[Callable[[str], object]]:
     """Writes text to a file, or to standard output at once, as UTF-8; what a terminal would obey is escaped for it."""
-    from permuteformer.train.outputs import for_terminal, new_file
+    from permuteformer.train.outputs import new_file
 
     if output is not None:
         with new_file(output) as file:
@@ -149,11 +150,11 @@ def _writing_to(output: Path | None) -> Iterator[Callable[[str], object]]:
 
 def _tell(text: str, style: str = "") -> None:
     """Beside the output: to standard error."""
-    Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    PlainConsole(stderr=True).print(text, style=style, soft_wrap=True)
 
 
 @contextmanager
-def _warnings_as_notes() -> Iterator[None]:
+def warnings_as_notes() -> Iterator[None]:
     """What the model warns of, in words, without the line of code that says it."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _tell(f"note: {message}", style="yellow")
@@ -171,9 +172,10 @@ def _until_nobody_reads() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(title: str, total: int | None = None, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+def bar(title: str, total: int | None = None, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """A progress bar beside the output, where there is a terminal to see it."""
+    parts = (described(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = PlainConsole(stderr=True)
     hidden = not (shown and console.is_terminal)  # Rich would write an empty line to a file
     with Progress(*parts, console=console, transient=True, redirect_stdout=False, redirect_stderr=False, disable=hidden) as progress:
         bar = progress.add_task(title, total=total)

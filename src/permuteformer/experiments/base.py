@@ -78,7 +78,7 @@ class Experiment:
         object.__setattr__(self, "model_fields", dict(self.model_fields))
         object.__setattr__(self, "test_lengths", tuple(self.test_lengths))
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError(f"give epochs or steps, one of them; they are {self.epochs} and {self.steps}")
+            raise ValueError(f"give epochs or steps, one of them; they are {self.epochs!r:.100} and {self.steps!r:.100}")
         for name in ("steps", "batch_size", "micro_batch_size", "evaluate_every", "evaluation_batch_size"):
             _at_least(name, getattr(self, name), 1)
         for name in ("train_items", "validation_items", "test_items"):
@@ -139,7 +139,7 @@ class Measurement:
             raise ValueError(unknown("kind of measurement", self.kind, MEASURED))
         for name in ("task", "model"):
             if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} must be a name; it is {getattr(self, name)!r}")
+                raise TypeError(f"{name} must be a name; it is {getattr(self, name)!r:.100}")
         for name in ("length", "batch_size", "repeats"):
             if getattr(self, name) is None:
                 raise TypeError(f"{name} must be a whole number; it is None")
@@ -188,7 +188,7 @@ def _known(kind: type, what: str, content: Mapping[str, Any]) -> Mapping[str, An
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number; it is {value!r}")
+        raise TypeError(f"{name} must be a number; it is {value!r:.100}")
     return value
 
 
@@ -196,6 +196,6 @@ def _at_least(name: str, value: Any, least: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number; it is {value!r}")
+        raise TypeError(f"{name} must be a whole number; it is {value!r:.100}")
     if value < least:
-        raise ValueError(f"{name} must be {least} or more; it is {value}")
+        raise ValueError(f"{name} must be {least} or more; it is {value!r:.100}")

@@ -13,6 +13,7 @@ EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOOKS, LOG = (
     "looks.json",
     "log.txt",
 )
+CHECKPOINTS = "checkpoints"
 
 RESULTS, LOOKS_OF_RESULTS = "results.jsonl", "looks.jsonl"
 """Of many runs together."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +17,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from permuteformer.attention import ATTENTIONS, Attention
+from permuteformer.folders import write_whole
 from permuteformer.models.cache import PermuteFormerCache
+from permuteformer.models.card import NAME, card_beside, is_template
 from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.models.dropout import Dropout
+from permuteformer.models.loading import check_folder, in_words
 from permuteformer.ops.checks import can_look_at
 from permuteformer.ops.sequence_parallel import SequenceGroup
 from permuteformer.positions import Compose, PositionEncoding
@@ -63,6 +68,32 @@ class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     _no_split_modules = ["PermuteFormerBlock"]  # noqa: RUF012
     _is_stateful = True
 
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str] | None, *arguments: Any, **options: Any) -> Any:
+        """As of transformers, but weights are safetensors, since a pickle could run what it likes; and a folder is looked at before."""
+        options.setdefault("use_safetensors", True)
+        with in_words(source):
+            folder = Path(source or "", options.get("subfolder") or "")
+            if source is not None and options.get("config") is None and (folder / "config.json").exists():
+                check_folder(folder, cls.config_class)
+            return super().from_pretrained(source, *arguments, **options)
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
+    ) -> None:
+        """Save as transformers does, with a card: README.md, unless there is one."""
+        self._card = card_beside(self, Path(save_directory))
+        super().save_pretrained(save_directory, is_main_process, *arguments, **options)
+        place = Path(save_directory) / NAME
+        if is_main_process and not place.exists():
+            write_whole(place, self._card.encode())
+
+    def _upload_modified_files(self, working_dir: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
+        """To the hub: our card where transformers has put its empty one; one that somebody wrote there stays."""
+        if is_template(Path(working_dir) / NAME):
+            write_whole(Path(working_dir) / NAME, self._card.encode())
+        return super()._upload_modified_files(working_dir, *arguments, **options)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise what was not loaded. Buffers of positions that no checkpoint holds are filled here too."""
@@ -88,7 +119,12 @@ class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class PermuteFormerModel(PermuteFormerPreTrainedModel):
-    """Tokens to hidden states."""
+    """Tokens to hidden states.
+
+    >>> model = PermuteFormerModel(PermuteFormerConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
+    >>> model(torch.randint(3, 99, (1, 10))).last_hidden_state.shape    # b l d
+    torch.Size([1, 10, 32])
+    """
 
     sequence: SequenceGroup | None = None
     """The processes that hold rows together with this one, as ``parallel.spread`` says."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from permuteformer.attention import KVState
+from permuteformer.folders import write_whole
 from permuteformer.ops.linear import LinearState
 
 State = LinearState | KVState
@@ -73,7 +78,14 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class PermuteFormerCache(Cache):  # type: ignore[misc]
-    """A state a layer. For linear attention its size does not depend on the tokens seen."""
+    """A state a layer. For linear attention its size does not depend on the tokens seen.
+
+    >>> from permuteformer import PermuteFormerConfig, PermuteFormerForCausalLM
+    >>> config = PermuteFormerConfig.preset("permuteformer-lm", vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    >>> cache = PermuteFormerForCausalLM(config)(torch.randint(3, 99, (1, 10)), use_cache=True).past_key_values
+    >>> type(cache).__name__, cache.get_seq_length()
+    ('PermuteFormerCache', 10)
+    """
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[StateLayer() for _ in range(num_layers)])
@@ -111,6 +123,19 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
                     layer.store(kind(**parts), tensors[f"{n}.next_position"], seen)
                     layer.last_segment = tensors.get(f"{n}.last_segment")
         return cache
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all states to a safetensors file, whole or not at all."""
+        write_whole(Path(path), save({name: x.cpu() for name, x in self.state_dict().items()}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> PermuteFormerCache:
+        """The cache that ``save`` wrote, for a model on ``device``: it goes on as if it had never stopped."""
+        try:
+            tensors = load(Path(path).read_bytes())
+            return cls.from_state_dict({name: x if name == "seen" else x.to(device) for name, x in tensors.items()})
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} does not hold the state of a model, as PermuteFormerCache.save writes it: {error}") from None
 
 
 def _flatten(cache: PermuteFormerCache) -> tuple[list[Any], None]:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from permuteformer.attention import MultiHeadAttention, build
+from permuteformer.models.loading import check_fields, one_sentence
 from permuteformer.models.presets import PRESETS
 from permuteformer.ops.checks import check_whole
 from permuteformer.positions import POSITIONS
@@ -32,6 +33,21 @@ _FROM_TRANSFORMERS = {
     "output_attentions",
     "torch_dtype",
 }
+
+LARGEST = {
+    "vocab_size": 2**27,
+    "hidden_size": 2**16,
+    "num_hidden_layers": 2**12,
+    "num_attention_heads": 2**12,
+    "intermediate_size": 2**20,
+    "axes": 2**4,
+    "num_labels": 2**20,
+}
+"""Far beyond any model, and small enough that a configuration of a stranger takes no more than a moment to be looked at."""
+
+MOST_POSITIONS = 16
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 @strict
@@ -103,13 +119,18 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         family = config_dict.get("model_type", cls.model_type)
         if family != cls.model_type:
             raise ValueError(
-                f"this is a checkpoint of a {family!r} model, not of {cls.model_type!r}: load it with its own class; from BERT and GPT-2, "
-                "permuteformer.models.convert takes over the weights that fit"
+                f"this is a checkpoint of a {family!r:.100} model, not of {cls.model_type!r}: load it with its own class; from BERT and "
+                "GPT-2, permuteformer.models.convert takes over the weights that fit"
             )
-        return super().from_dict(config_dict, **kwargs)
+        with one_sentence():
+            check_fields(config_dict)
+            _check_kinds(config_dict)
+            return super().from_dict(config_dict, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
         known = {entry.name for entry in fields(self)}
+        check_whole(0, num_labels=(labels := kwargs.get("num_labels") or 0))
+        _at_most("num_labels", labels)  # before transformers gives each of them a name
         for key in kwargs:
             if key not in known | _FROM_TRANSFORMERS:
                 raise TypeError(unknown("field of PermuteFormerConfig", key, known))
@@ -122,6 +143,10 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
                 if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
                     raise ValueError(f"{name} must be a name and its arguments, such as {{'name': 'linear'}}; it is {entry!r}")
         check_whole(vocab_size=self.vocab_size, num_hidden_layers=self.num_hidden_layers, intermediate_size=self.intermediate_size)
+        for name in LARGEST.keys() - {"num_labels"}:
+            _at_most(name, getattr(self, name))
+        if len(self.position) > MOST_POSITIONS:
+            raise ValueError(f"position must be a list of at most {MOST_POSITIONS} encodings; it has {len(self.position):,}")
         if not 0 <= self.hidden_dropout < 1:
             raise ValueError(f"hidden_dropout must be from 0 to below 1; it is {self.hidden_dropout}")
         if self.hidden_act not in ACT2FN:
@@ -157,6 +182,21 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         if self.positions_per_layer and "seed" in POSITIONS.options(name):
             arguments["seed"] = arguments.get("seed", 0) + layer
         return name, arguments
+
+
+def _at_most(name: str, value: int) -> None:
+    if value > LARGEST[name]:
+        raise ValueError(f"{name} must be at most {LARGEST[name]:,}; it is {value:,}")
+
+
+def _check_kinds(content: dict[str, Any]) -> None:
+    """Raise where a field that transformers reads by itself is of a kind that it does not expect."""
+    for name in ("dtype", "torch_dtype"):
+        if (dtype := content.get(name)) is not None and not (isinstance(dtype, str) and dtype.removeprefix("torch.") in DTYPES):
+            raise ValueError(f"{name} must be one of {', '.join(DTYPES)}; it is {dtype!r:.100}")
+    for name in ("id2label", "label2id"):
+        if not isinstance(labels := content.get(name) or {}, dict):
+            raise ValueError(f"{name} must be an object of numbers and names; it is a {type(labels).__name__}")
 
 
 def _embeds(entry: dict[str, Any]) -> bool:

@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -28,11 +30,14 @@ from transformers import (
 )
 
 from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel
+from permuteformer.models.card import NAME, plain_card
 from permuteformer.models.causal_lm import PermuteFormerForCausalLM
 from permuteformer.models.classifier import PermuteFormerForSequenceClassification
 from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.models.loading import check_fields, check_size, in_words, quietly
 from permuteformer.models.masked_lm import PermuteFormerForMaskedLM
 from permuteformer.positions.learned import Learned
+from permuteformer.texts import printable
 
 # The source's class, what loads it, and what it becomes. BertForPreTraining is what Google's own checkpoints are.
 KINDS: dict[str, tuple[Any, type[PermuteFormerPreTrainedModel]]] = {
@@ -45,6 +50,7 @@ KINDS: dict[str, tuple[Any, type[PermuteFormerPreTrainedModel]]] = {
 }
 _BASE = {"bert": "BertModel", "gpt2": "GPT2Model"}
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+MOST_LAYERS = 1_000
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -151,6 +157,8 @@ def convert_checkpoint(source_path: str | os.PathLike[str], output_path: str | o
     unfinished.mkdir()
     try:
         model.save_pretrained(unfinished)
+        origin = "Converted from a model of another architecture: report.json says which weights were taken over; it is to be trained on"
+        (unfinished / NAME).write_text(plain_card(model, origin), encoding="utf-8")
         for name in TOKENIZER_FILES:  # they are data; nothing of them is run
             if (Path(source_path) / name).is_file():
                 shutil.copyfile(Path(source_path) / name, unfinished / name)
@@ -184,27 +192,45 @@ def _load(source: str | os.PathLike[str]) -> _Source:
     if is_folder and not os.path.isfile(os.path.join(path, "config.json")):
         raise FileNotFoundError(f"source {path!r} has no config.json: give the folder that save_pretrained wrote")
     try:
-        fields, _ = PreTrainedConfig.get_config_dict(path)
+        with in_words(path):
+            fields, _ = PreTrainedConfig.get_config_dict(path)
+            check_fields(fields)
+            # A checkpoint that does not say what it is (older ones) is taken for the model without a head.
+            saved_as = str((fields.get("architectures") or [_BASE.get(fields.get("model_type", ""), "model")])[0])
     except OSError as error:
         reason = "has no config.json that can be read" if is_folder else "is neither a folder here nor a model that can be had from the hub"
         raise FileNotFoundError(f"source {path!r} {reason}") from error
-    # A checkpoint that does not say what it is (older ones) is taken for the model without a head.
-    saved_as = (fields.get("architectures") or [_BASE.get(fields.get("model_type", ""), "model")])[0]
     _check_family(fields, saved_as)
     if saved_as not in KINDS:
         raise ValueError(_not_a_kind(saved_as))
     try:
-        model, info = KINDS[saved_as][0].from_pretrained(path, output_loading_info=True)
+        with in_words(path), quietly():
+            _check_size(path, KINDS[saved_as][0], fields)
+            # Older checkpoints are pickles; transformers reads them by torch.load with weights_only=True.
+            model, info = KINDS[saved_as][0].from_pretrained(path, output_loading_info=True, trust_remote_code=False)
     except OSError as error:
         raise FileNotFoundError(f"source {path!r} has a configuration, but no weights that can be loaded") from error
     return _Source(model, saved_as, frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"]))
 
 
+def _check_size(path: str, kind: Any, fields: dict[str, Any]) -> None:
+    """Raise where the configuration of a folder tells of far more than its weights hold."""
+    files = [file for ending in ("*.safetensors", "*.bin") for file in Path(path).glob(ending) if file.is_file()]
+    if not files:
+        return
+    held = sum(file.stat().st_size for file in files)
+    config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+    if config.num_hidden_layers > MOST_LAYERS:
+        raise ValueError(f"config.json tells of {config.num_hidden_layers:,} layers; the limit is {MOST_LAYERS:,}")
+    with torch.device("meta"):
+        check_size(sum(weight.numel() for weight in kind.from_config(config, trust_remote_code=False).parameters()), held)
+
+
 def _check_family(fields: dict[str, Any], name: str) -> None:
     """Raise unless a configuration is that of a BERT encoder or a GPT-2."""
-    family = fields.get("model_type")
+    family = str(fields.get("model_type") or "")
     if family not in _BASE:
-        what = f"{name} of the family {family!r}" if family else f"{name}, of no family"
+        what = f"{printable(name)} of the family {family!r:.100}" if family else f"{printable(name)}, of no family"
         raise ValueError(f"source is a {what}: only 'bert' and 'gpt2' can be converted")
     if fields.get("add_cross_attention"):
         raise ValueError(f"source is a {name} with cross-attention, which has no place here: convert a model without it")
@@ -220,7 +246,7 @@ def _kind_of(source: PreTrainedModel) -> str:
 
 
 def _not_a_kind(name: str) -> str:
-    return f"source is a {name}, whose head has no counterpart: what can be converted is {', '.join(KINDS)}"
+    return f"source is a {printable(name)}, whose head has no counterpart: what can be converted is {', '.join(KINDS)}"
 
 
 def _check_weights(source: PreTrainedModel) -> None:

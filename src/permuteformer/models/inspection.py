@@ -13,6 +13,7 @@ from permuteformer.attention import Attention
 from permuteformer.folders import read_json
 from permuteformer.models.backbone import PermuteFormerModel
 from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.models.loading import quietly
 from permuteformer.models.presets import PRESETS
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
@@ -58,7 +59,8 @@ class Head:
     def alike(self, *distance: int) -> float:
         """How much a token is like itself so far away: the share of features that are back in their place, and r to that distance.
 
-        It is the score of features that have nothing to do with each other, over that at distance 0.
+        It is the score of features that have nothing to do with each other, over that at distance 0. On several axes it is without r,
+        which counts tokens: how many lie between two pixels depends on the width of the image.
 
         >>> head = Head(cycles=((3, 1),), r=0.5)
         >>> head.alike(0), head.alike(1), head.alike(3)
@@ -66,7 +68,7 @@ class Head:
         """
         back = sum(n for lengths, d in zip(self.cycles, distance, strict=False) for n in lengths if d % n == 0)
         share = back / self.features if self.cycles else 1.0
-        return share * (1.0 if self.r is None else self.r ** abs(distance[-1]))
+        return share * (1.0 if self.r is None or len(distance) > 1 else self.r ** abs(distance[0]))
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Inspection:
         for axis, reach in enumerate(self.reach):
             if 0 < reach <= length:
                 told.append(f"axis {axis}: distances that differ by {reach:,} look the same to all heads, and sequences have {length:,}")
+        if self.config.axes > 1 and any(head.r is not None for layers in self.layers for head in layers.heads):
+            told.append("r counts tokens row by row, so likeness on several axes is shown without it")
         for layers in self.layers:
             for number, head in enumerate(layers.heads):
                 where = f"head {number}" if len(self.layers) == 1 else f"layer {layers.numbers[0]}, head {number}"
@@ -137,7 +141,8 @@ def inspect(source: str) -> Inspection:
         raise ValueError(f"{source}: {hint}" if path.exists() else hint)
     if (kind := read_json(folder / "config.json").get("model_type")) != PermuteFormerConfig.model_type:
         raise ValueError(f"{folder} holds a model of type {kind!r}, and this looks into {PermuteFormerConfig.model_type!r}")
-    model = PermuteFormerModel.from_pretrained(folder)
+    with quietly():
+        model = PermuteFormerModel.from_pretrained(folder, local_files_only=True)
     return inspection_of(model.config, [layer.attention.attention for layer in model.layers])
 
 
@@ -161,11 +166,20 @@ def _heads(attention: Attention) -> tuple[Head, ...]:
 
 
 def _cycles(permute: Permute, head: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(sorted(map(len, of_axis), reverse=True)) for of_axis in cycles_of(permute, head))
+
+
+def cycles_of(permute: Permute, head: int) -> list[list[list[int]]]:
+    """The features of every cycle of a head in the order that the permutation goes through them, by axis.
+
+    >>> cycles_of(Permute(1, 5, permutation=torch.tensor([[2, 1, 0, 4, 3]])), 0)
+    [[[0, 2], [1], [3, 4]]]
+    """
     cycles = permute.cycles
-    of_head = cycles.length[head].tolist()
-    axes = cycles.axis.tolist()
-    found = []
-    for axis in range(permute.axes):
-        lengths = [n for n, of_axis in zip(of_head, axes, strict=True) if of_axis == axis]
-        found.append(tuple(sorted((n for n in set(lengths) for _ in range(lengths.count(n) // n)), reverse=True)))
-    return tuple(found)
+    axes, starts, features = cycles.axis.tolist(), cycles.start[head].tolist(), cycles.feature[head].tolist()
+    found: list[list[list[int]]] = [[] for _ in range(permute.axes)]
+    for slot, feature in enumerate(features):
+        if starts[feature] == slot:
+            found[axes[feature]].append([])
+        found[axes[feature]][-1].append(feature)
+    return found

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from permuteformer.models.config import PermuteFormerConfig
+from permuteformer.models.loading import in_words
 from permuteformer.tokens import EOS, PAPER, UNK, word_list
 
 _BYTE_IDS = {chr(byte): byte + PAPER.first for byte in range(256)}
@@ -134,6 +135,12 @@ class ByteTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         for entry in value:
             if not isinstance(entry, (str, list, tuple)):
                 raise TypeError(f"{name} must be a str, or a list of them; in the list there is {_kind(entry)}")
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
+        """As of transformers, but what cannot be read is refused in a sentence."""
+        with in_words(source):
+            return super().from_pretrained(source, *arguments, **options)
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
         return list(_utf8(text).decode("latin-1"))

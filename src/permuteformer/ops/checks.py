@@ -19,14 +19,14 @@ def check_whole(least: int = 1, **arguments: Any) -> None:
     """
     for name, value in arguments.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be a whole number, at least {least}; it is {value!r}")
+            raise ValueError(f"{name} must be a whole number, at least {least}; it is {value!r:.100}")
 
 
 def check_flag(**arguments: Any) -> None:
     """Raise unless every argument is True or False."""
     for name, value in arguments.items():
         if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False; it is {value!r}")
+            raise ValueError(f"{name} must be True or False; it is {value!r:.100}")
 
 
 def check_positions(positions: Tensor, batch: int, length: int, axes: int | None = None) -> None:

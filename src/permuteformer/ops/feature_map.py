@@ -19,7 +19,15 @@ FEATURE_MAPS: dict[str, FeatureMap] = {}
 
 
 def feature_map(function: FeatureMap) -> FeatureMap:
-    """Decorator: register a feature map under the function's name. A name that is taken is refused."""
+    """Decorator: register a feature map under the function's name. A name that is taken is refused.
+
+    >>> @feature_map
+    ... def one_more(x):
+    ...     return torch.relu(x) + 1
+    >>> "one_more" in FEATURE_MAPS
+    True
+    >>> del FEATURE_MAPS["one_more"]
+    """
     name = function.__name__
     if name in FEATURE_MAPS:
         raise ValueError(f"feature map {name!r} is registered already; choose another name")
@@ -44,25 +52,41 @@ def relu_eps(x: Tensor) -> Tensor:
 
 @feature_map
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0). A query whose every feature is 0 gets the output 0."""
+    """max(x, 0). A query whose every feature is 0 gets the output 0.
+
+    >>> relu(torch.tensor([-1.0, 2.0])).tolist()
+    [0.0, 2.0]
+    """
     return F.relu(x)
 
 
 @feature_map
 def squared_relu(x: Tensor) -> Tensor:
-    """max(x, 0)^2."""
+    """max(x, 0)^2.
+
+    >>> squared_relu(torch.tensor([-1.0, 2.0])).tolist()
+    [0.0, 4.0]
+    """
     return F.relu(x).square()
 
 
 @feature_map
 def elu(x: Tensor) -> Tensor:
-    """elu(x) + 1, of Katharopoulos et al. (2020)."""
+    """elu(x) + 1, of Katharopoulos et al. (2020).
+
+    >>> elu(torch.tensor([0.0, 2.0])).tolist()
+    [1.0, 3.0]
+    """
     return F.elu(x) + 1
 
 
 @feature_map
 def exp(x: Tensor) -> Tensor:
-    """exp(x), element by element; it overflows float32 where x > 88."""
+    """exp(x), element by element; it overflows float32 where x > 88.
+
+    >>> exp(torch.tensor([0.0, -torch.inf])).tolist()
+    [1.0, 0.0]
+    """
     return x.exp()
 
 
@@ -73,6 +97,10 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
     ``x``: ``b h l d``. ``projection``: ``h m d`` from ``orthogonal_features``. The exponent w·x - |x|^2/2 is at most
     |w|^2/2, about d/2, so no running maximum is taken from other tokens, which a causal or a split sequence could not know;
     with heads of 256 and more, large queries and keys that point the same way can overflow float32.
+
+    >>> projection = orthogonal_features(2, 16, 8, torch.Generator().manual_seed(0))    # h m d
+    >>> favor(torch.randn(1, 2, 5, 8), projection).shape    # b h l m
+    torch.Size([1, 2, 5, 16])
     """
     x = x * float(x.shape[-1]) ** -0.25
     exponent = x @ projection.to(x.dtype).transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2  # b h l m

@@ -29,6 +29,11 @@ class LinearState(NamedTuple):
     """All that linear attention has to remember of the tokens so far, whatever their number: float32 at least.
 
     Keys stand in it permuted by their own positions (the absolute frame), so going on needs the next position only.
+
+    >>> q = k = v = torch.randn(1, 2, 100, 8)
+    >>> _, state = linear_attention(q, k, v, feature_map=torch.exp, causal=True)
+    >>> state.kv.shape, state.z.shape, state.next_position    # b h m v, b h m, b
+    (torch.Size([1, 2, 8, 8]), torch.Size([1, 2, 8]), tensor([100]))
     """
 
     kv: Tensor
@@ -217,6 +222,13 @@ def absorb_keys(
     Arguments as of ``linear_attention``. With it a sequence can be gone through twice, piece by piece, and nothing is as long as it.
     Each key is decayed by its own number of ``steps``, ``b l``, where there is a decay: so many as to the last token, it is the state that
     goes on there.
+
+    >>> k = v = torch.randn(1, 2, 6, 8)
+    >>> positions = torch.arange(6).view(1, 6, 1)
+    >>> state = absorb_keys(k[:, :, :4], v[:, :, :4], feature_map=torch.exp, positions=positions[:, :4])
+    >>> state = absorb_keys(k[:, :, 4:], v[:, :, 4:], feature_map=torch.exp, positions=positions[:, 4:], state=state)
+    >>> torch.allclose(state.z, k.exp().sum(2), atol=1e-5)
+    True
     """
     blocks, carry = _whole(k, v.shape[-1], feature_map, parameters, transform, positions, key_mask, plain_normalizer, True, state)
     with without_autocast(k.device):

@@ -18,6 +18,9 @@ class Cycles(NamedTuple):
     """A permutation a head, taken apart into cycles; slots number the features cycle by cycle, in the order pi visits them.
 
     Where ``contiguous``, slot and feature are the same: P^i then rotates contiguous pieces of a token's features.
+
+    >>> decompose(torch.tensor([[1, 2, 0, 4, 3]])).length    # of the cycle that each slot is in, h m
+    tensor([[3, 3, 3, 2, 2]])
     """
 
     feature: Tensor
@@ -59,7 +62,11 @@ def random_permutation(num_heads: int, size: int, generator: torch.Generator | N
 
 
 def max_order_permutation(num_heads: int, size: int, generator: torch.Generator | None = None) -> Tensor:
-    """A random permutation a head among those with the largest order there is at this size: ``h m``."""
+    """A random permutation a head among those with the largest order there is at this size: ``h m``.
+
+    >>> order(decompose(max_order_permutation(num_heads=1, size=64)))
+    [2042040]
+    """
     canonical = from_cycle_lengths(max_order_cycle_lengths(size))
     relabel = random_permutation(num_heads, size, generator)
     # relabel ∘ canonical ∘ relabel^-1 has the same cycle lengths on shuffled features.
@@ -125,25 +132,25 @@ def decompose(permutation: Tensor, axes: int = 1) -> Cycles:
             f"permutation mixes features of different axes: with axes={axes} the first {sizes[0]} features belong to "
             "the first axis, and so on; each share must be permuted within itself"
         )
-    feature, rank, start, length = (torch.empty_like(permutation) for _ in range(4))
-    for head, row in enumerate(permutation.tolist()):
-        seen = [False] * len(row)
-        slots: list[int] = []
-        for first in range(len(row)):
-            cycle: list[int] = []
-            place = first
-            while not seen[place]:
-                seen[place] = True
-                cycle.append(place)
-                place = row[place]
-            if cycle:
-                rank[head, cycle] = torch.arange(len(cycle), device=rank.device)
-                start[head, cycle] = len(slots)
-                length[head, cycle] = len(cycle)
-                slots += cycle
-        feature[head] = torch.tensor(slots)
+    heads = [_cycles_of(row) for row in permutation.tolist()]
+    feature, rank, start, length = (torch.tensor(told, device=permutation.device) for told in zip(*heads, strict=True))
     contiguous = bool((feature == torch.arange(feature.shape[-1], device=feature.device)).all())
     return Cycles(feature, rank, start, length, axis, contiguous)
+
+
+def _cycles_of(row: list[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Features cycle by cycle; and of every feature its place in its cycle, where that begins, and how long it is."""
+    slots: list[int] = []
+    rank, start, length = [-1] * len(row), [0] * len(row), [0] * len(row)
+    for first in range(len(row)):
+        place, begin = first, len(slots)
+        while rank[place] < 0:
+            rank[place], start[place] = len(slots) - begin, begin
+            slots.append(place)
+            place = row[place]
+        for place in slots[begin:]:
+            length[place] = len(slots) - begin
+    return slots, rank, start, length
 
 
 def canonical(permutation: Tensor, axes: int = 1) -> Tensor:
@@ -214,7 +221,11 @@ def contiguous_cycles(cycles: Cycles) -> Rotation | None:
 
 
 def order(cycles: Cycles) -> list[int]:
-    """The order of each head's permutation: after that many tokens it is the identity again."""
+    """The order of each head's permutation: after that many tokens it is the identity again.
+
+    >>> order(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
+    [6]
+    """
     return [math.lcm(*set(row)) for row in cycles.length.tolist()]
 
 
@@ -244,7 +255,11 @@ class _Gather(torch.autograd.Function):
 
 
 def permute_features(x: Tensor, index: Tensor) -> Tensor:
-    """``x`` (``b h l m``) with the features of each token gathered by ``index``, which broadcasts to ``x``."""
+    """``x`` (``b h l m``) with the features of each token gathered by ``index``, which broadcasts to ``x``.
+
+    >>> permute_features(torch.tensor([[[[10, 20, 30]]]]), torch.tensor([1, 2, 0]))    # b h l m
+    tensor([[[[20, 30, 10]]]])
+    """
     return _Gather.apply(x, index.expand_as(x))  # type: ignore[no-any-return]
 
 

@@ -28,6 +28,14 @@ def attention(
     ``query``, ``key``: ``b h l m``; ``value``: ``b h l v``; ``permutations``: one ``h m`` for each axis, which commute;
     ``positions``: ``b l a``; ``visible``: bool, true where query i may see key j, broadcasts to ``b h l l``;
     ``decay``: r of each head, ``h``.
+
+    >>> q = k = v = torch.randn(1, 1, 4, 6, dtype=torch.float64)
+    >>> turn = torch.tensor([[1, 2, 3, 4, 5, 0]])
+    >>> positions, before = torch.arange(4).view(1, 4, 1), torch.ones(4, 4, dtype=torch.bool).tril()
+    >>> here = attention(q, k, v, permutations=[turn], positions=positions, visible=before, feature_map=torch.exp)
+    >>> there = attention(q, k, v, permutations=[turn], positions=positions + 100, visible=before, feature_map=torch.exp)
+    >>> torch.allclose(here, there)    # b h l v, and only i - j counts
+    True
     """
     query = permute(feature_map(query), permutations, positions)
     key = permute(feature_map(key), permutations, positions)
@@ -35,7 +43,11 @@ def attention(
 
 
 def permute(features: Tensor, permutations: Sequence[Tensor], positions: Tensor) -> Tensor:
-    """P_x^x P_y^y … phi for every token: ``b h l m``, by powers of permutation matrices."""
+    """P_x^x P_y^y … phi for every token: ``b h l m``, by powers of permutation matrices.
+
+    >>> permute(torch.tensor([[[[1.0, 2, 3], [1, 2, 3]]]]), [torch.tensor([[1, 2, 0]])], torch.tensor([[[0], [1]]])).tolist()
+    [[[[1.0, 2.0, 3.0], [2.0, 3.0, 1.0]]]]
+    """
     moved = features.clone()
     for axis, permutation in enumerate(permutations):
         for h, matrix in enumerate(map(permutation_matrix, permutation)):
@@ -69,6 +81,10 @@ def kernel_attention(
 
     r^|i-j| weighs each pair; where only j <= i is visible that is the paper's r^i r^-j. ``plain``: query and key
     features that the normaliser is taken from instead. A query that sees no key gives zero.
+
+    >>> q = k = v = torch.rand(1, 1, 4, 6, dtype=torch.float64)
+    >>> kernel_attention(q, k, v, visible=torch.ones(4, 4, dtype=torch.bool)).shape    # b h l v
+    torch.Size([1, 1, 4, 6])
     """
     i = torch.arange(query.shape[-2])
     weight = torch.ones(()) if decay is None else decay[:, None, None] ** (i[:, None] - i).abs()

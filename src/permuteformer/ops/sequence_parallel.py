@@ -71,6 +71,11 @@ class SequenceGroup:
 
     Args:
         group: of ``torch.distributed``, for example one of a device mesh; all processes if it is not given.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun does it for more than one
+    >>> SequenceGroup().bytes_sent
+    0
+    >>> dist.destroy_process_group()
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:

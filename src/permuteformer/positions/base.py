@@ -39,6 +39,17 @@ class PositionEncoding(ExactBuffers):
 
     Positions are an int64 tensor ``b l a``, with a axes (1 for text, 2 for an image); b may be 1. An encoding sees
     positions and nothing of width, prefix or length, so that the caller decides alone where a token stands.
+
+    >>> class Alternate(PositionEncoding):
+    ...     def tables(self, positions):
+    ...         return 1 - 2 * (positions % 2).unsqueeze(1)    # b 1 l a
+    ...     def transform(self, x, tables):
+    ...         return x * tables    # b h l m
+    >>> encoding = Alternate()
+    >>> sorted(encoding.hooks)
+    ['transform']
+    >>> encoding.transform(torch.ones(1, 1, 3, 2), encoding.tables(torch.tensor([[[0], [1], [2]]]))).tolist()
+    [[[[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0]]]]
     """
 
     keeps_sign: ClassVar[bool] = True
@@ -121,6 +132,11 @@ class Compose(PositionEncoding):
     """Several encodings as one. ``Compose([permute, decay])`` is PermuteFormer; the paper's ablations are shorter lists.
 
     At most one may transform, one bias, one decay: two of a kind would be applied one over the other unseen.
+
+    >>> from permuteformer.positions.decay import Decay
+    >>> from permuteformer.positions.permute import Permute
+    >>> sorted(Compose([Permute(num_heads=2, feature_size=8), Decay(num_heads=2)]).hooks)
+    ['log_decay', 'transform']
     """
 
     def __init__(self, encodings: Iterable[PositionEncoding]) -> None:

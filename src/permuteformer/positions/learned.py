@@ -39,6 +39,8 @@ class Learned(PositionEncoding):
     @torch.no_grad()
     def reset(self, copy: Copy = Tensor.copy_) -> None:
         for table in self.axis_tables:
+            if table.weight.is_meta:  # nothing of them would be kept
+                return
             copy(table.weight, 0.02 * torch.randn(table.weight.shape, device="cpu"))  # type: ignore[arg-type]  # as BERT
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

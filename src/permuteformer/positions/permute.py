@@ -28,6 +28,12 @@ from permuteformer.registry import unknown
 
 KINDS = {"random": random_permutation, "max_order": max_order_permutation}
 
+MOST_FEATURES = 2**16
+"""Of all heads: they are taken apart one by one."""
+
+MOST_SEARCHED = 2**11
+"""Of a head whose permutation is to have the largest order: looking for it takes time that grows with the square."""
+
 
 @POSITIONS.register("permute")
 class Permute(PositionEncoding):
@@ -66,6 +72,11 @@ class Permute(PositionEncoding):
         super().__init__()
         check_whole(num_heads=num_heads, feature_size=feature_size, axes=axes)
         check_whole(0, seed=seed)
+        most = MOST_SEARCHED if permutation == "max_order" else MOST_FEATURES // num_heads
+        if feature_size > most:
+            raise ValueError(
+                f"feature_size of {num_heads} heads with permutation={permutation!r} must be at most {most:,}; it is {feature_size:,}"
+            )
         self.num_heads, self.feature_size, self.axes = num_heads, feature_size, axes
         with torch.device("cpu"):
             self._initial = self._choose(num_heads, feature_size, axes, permutation, seed, same_axes)

@@ -26,7 +26,12 @@ Position: TypeAlias = int | Sequence[int]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a property holds, and the case that is worst for it. True and false as ``holds`` is."""
+    """Whether a property holds, and the case that is worst for it. True and false as ``holds`` is.
+
+    >>> from permuteformer.positions.permute import Permute
+    >>> bool(is_relative(Permute(2, 8), num_heads=2, feature_size=8))
+    True
+    """
 
     holds: bool
     violation: float
@@ -64,6 +69,10 @@ def is_relative(
 
     ``violation`` is the largest difference of an entry of K(i, j) from K(i - j, 0), or of the logarithm of its factor.
     ``positions`` are those to ask at, ``spread(axes=1)`` if not given.
+
+    >>> from permuteformer.positions.permute import Permute
+    >>> is_relative(Permute(2, 8), num_heads=2, feature_size=8).holds
+    True
     """
     at = _positions(positions)
     here = _maps(encoding, num_heads, feature_size, at)  # l h m m
@@ -93,6 +102,11 @@ def is_bounded(
     over the largest one near the origin, which is up to the square root of the furthest position. Growth comes to at least
     2 over that range, even growth as slow as a logarithm's. Norms that go up and down need positions that show how high
     they go near the origin.
+
+    >>> from permuteformer.positions.decay import Decay
+    >>> decay = Decay(2, r=0.9)
+    >>> is_bounded(decay, 2, 8, causal=True).holds, is_bounded(decay, 2, 8, causal=False).holds
+    (True, False)
     """
     at = _positions(positions)
     here = _maps(encoding, num_heads, feature_size, at)  # l h m m
@@ -122,6 +136,11 @@ def is_positive(
     """Property 3: M_i and N_j map positive vectors to positive ones.
 
     ``violation`` is the size of the most negative entry among the images of the unit vectors and of random positive ones.
+
+    >>> from permuteformer.positions.permute import Permute
+    >>> from permuteformer.positions.rope import Rope
+    >>> is_positive(Permute(2, 8), 2, 8).holds, is_positive(Rope(feature_size=8), 2, 8).holds
+    (True, False)
     """
     at = _positions(positions)
     random = torch.rand(feature_size, feature_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -59,6 +59,8 @@ class T5Bias(PositionEncoding):
 
     @torch.no_grad()
     def reset(self, copy: Copy = Tensor.copy_) -> None:
+        if self.starts.is_meta:  # nothing of them would be kept
+            return
         with torch.device("cpu"):
             copy(self.starts, _starts(self.buckets, self.max_distance))
             for table in self.axis_tables:

@@ -16,8 +16,9 @@ from permuteformer.report.content import TITLE, Report, Section, environments, r
 from permuteformer.report.figure import Figure
 from permuteformer.report.groups import Group
 from permuteformer.report.quantities import fixed
-from permuteformer.report.records import Record, number, printable
+from permuteformer.report.records import LONGEST_TEXT, Record, number
 from permuteformer.report.table import Cell, Table
+from permuteformer.texts import printable
 from permuteformer.version import __version__
 from permuteformer.words import duration
 
@@ -124,7 +125,7 @@ def _run(record: Record, output: str | os.PathLike[str]) -> str:
     where = relative(record.path, output)
     file = where.rpartition(":")[0] if record.path.rpartition(":")[0].endswith(".jsonl") else where
     parts = [
-        f'<p>{escape(record.run)}: <a href="{quote(os.fsencode(file))}"><code>{escape(printable(where))}</code></a></p>',
+        f'<p>{escape(record.run)}: <a href="{quote(os.fsencode(file))}"><code>{escape(printable(where, LONGEST_TEXT))}</code></a></p>',
         f"<h4>Command</h4><pre>{escape(record.command)}</pre>" if record.command else "",
         _data("Experiment" if record.kind == "training" else "Measurement", record.work),
         _data("Model", record.config),

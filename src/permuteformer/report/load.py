@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from permuteformer.experiments.layout import ENVIRONMENT, EXPERIMENT, LOOKS, LOOKS_OF_RESULTS, METRICS, RESULT
-from permuteformer.report.records import Record, check_format, printable
+from permuteformer.report.records import Record, check_format, printable_data
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def load(inputs: Sequence[str | os.PathLike[str]]) -> Loaded:
             raise ValueError(f"there are no runs in {given}: {shape}{reasons}")
         found += of_it
     records = _one_a_run(found, left_out)
-    return Loaded(tuple(records), tuple(dict.fromkeys(map(printable, left_out))))
+    return Loaded(tuple(records), tuple(dict.fromkeys(map(printable_data, left_out))))
 
 
 def read_run(folder: Path, name: str | None = None) -> Record:
@@ -83,7 +83,7 @@ def read_run(folder: Path, name: str | None = None) -> Record:
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         what = f"its cell has no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{folder} cannot be read as a run folder: {what}") from None
-    return record.with_looks(printable(_object(folder / LOOKS, missing={})) or None)
+    return record.with_looks(printable_data(_object(folder / LOOKS, missing={})) or None)
 
 
 def read_results(file: Path, left_out: list[str] | None = None) -> list[Record]:
@@ -163,7 +163,7 @@ def _with_looks(records: list[Record], file: Path, left_out: list[str]) -> Itera
         except ValueError as error:
             left_out.append(f"left out: {error}")
     for record in records:
-        yield record.with_looks(printable(looks[record.run])) if record.run in looks else record
+        yield record.with_looks(printable_data(looks[record.run])) if record.run in looks else record
 
 
 def _one_a_run(found: Sequence[Record], left_out: list[str]) -> list[Record]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from permuteformer.experiments.layout import FORMAT
+from permuteformer.texts import printable
 
 FINISHED, UNFINISHED = "finished", "not finished"
 KINDS = ("training", "measurement")
 MOST_LOSSES = 200
 LONGEST_TEXT = 10_000
+DEEPEST = 50
 
 Losses = tuple[tuple[float, float, float | None], ...]
 
@@ -92,7 +95,7 @@ class Record:
         >>> Record.from_json({"format": 1, "run": "mine", "kind": "training", "result": {"status": "finished"}}).status
         'finished'
         """
-        content = printable(content)
+        content = printable_data(content)
         if not isinstance(content, dict):
             raise ValueError(f"a record must be a JSON object; it is {_brief(content)}")
         check_format(content)
@@ -168,26 +171,21 @@ def thinned(points: Sequence[Any], most: int = MOST_LOSSES) -> list[Any]:
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
-def printable(content: Any) -> Any:
+def printable_data(content: Any, depth: int = 0) -> Any:
     """JSON data whose texts can be shown anywhere: control characters are escaped, white space is spaces, very long texts are cut.
 
-    >>> printable({"label": "red \\x1b[31m"})
+    >>> printable_data({"label": "red \\x1b[31m"})
     {'label': 'red \\\\x1b[31m'}
     """
     if isinstance(content, str):
-        if content.isprintable() and len(content) <= LONGEST_TEXT:
-            return content
-        shown = "".join(c if c.isprintable() else _escaped(c) for c in content[:LONGEST_TEXT])
-        return shown if len(content) <= LONGEST_TEXT else shown + "…"
+        return printable(content if content.isprintable() else re.sub(r"\s", " ", content), LONGEST_TEXT)
+    if isinstance(content, (dict, list, tuple)) and depth == DEEPEST:
+        raise ValueError(f"lists and objects are nested more than {DEEPEST} deep, which is the limit")
     if isinstance(content, dict):
-        return {printable(key): printable(value) for key, value in content.items()}
+        return {printable_data(key): printable_data(value, depth + 1) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [printable(value) for value in content]
+        return [printable_data(value, depth + 1) for value in content]
     return content
-
-
-def _escaped(character: str) -> str:
-    return " " if character.isspace() else character.encode("unicode_escape").decode()
 
 
 def _losses(points: Iterable[Any]) -> Losses:

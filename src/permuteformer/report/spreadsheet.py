@@ -6,6 +6,7 @@ import csv
 import io
 
 from permuteformer.report.table import Table
+from permuteformer.texts import for_spreadsheet
 
 HEADER = (
     "row",
@@ -47,7 +48,4 @@ def spreadsheet(table: Table) -> str:
 
 
 def _safe(entry: object) -> object:
-    """A text that begins like a formula would be one in a spreadsheet; the apostrophe makes it a text."""
-    if entry is None:
-        return ""
-    return f"'{entry}" if isinstance(entry, str) and entry[:1] in ("=", "+", "-", "@") else entry
+    return "" if entry is None else for_spreadsheet(entry) if isinstance(entry, str) else entry

@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from permuteformer.folders import folder_lock, new_folder, read_json
+from permuteformer.folders import disk_errors_in_words, folder_lock, new_folder, read_json
 from permuteformer.report.content import Report, build_report
 from permuteformer.report.html import page
 from permuteformer.report.latex import latex
@@ -38,13 +39,15 @@ def write_report(
 def write_folder(report: Report, output: Path) -> None:
     """Write the folder of a report, replacing one that was made before."""
     output = Path(os.path.realpath(output))
-    output.parent.mkdir(parents=True, exist_ok=True)
+    elsewhere = "choose another folder with --output"
     fresh, old = (output.with_name(f".{output.name}.{word}") for word in ("next", "old"))
-    with folder_lock(output):
+    with disk_errors_in_words(output, elsewhere), ExitStack() as locked:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        locked.enter_context(folder_lock(output))
         _recover(output, old)
         check_output(output)
         shutil.rmtree(fresh, ignore_errors=True)
-        with new_folder(fresh) as folder:
+        with new_folder(fresh, elsewhere) as folder:
             _fill(folder, report, output)
         _swap(fresh, output, old)
         Path(folder_lock(fresh).lock_file).unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from permuteformer.experiments.layout import EXPERIMENT, FORMAT, RESULT
 from permuteformer.folders import write_json
 from permuteformer.reproduce.devices import environment_of, gpus
 from permuteformer.reproduce.jobs import Job
+from permuteformer.terminal import described
 
 POLL_SECONDS = 0.5
 SAID = "stderr.txt"
@@ -60,10 +61,10 @@ def run(jobs: Sequence[Job], *, preset: str, command: str, at_once: int, data: s
     left = [job for job in jobs if not job.result]
     failures: dict[str, str] = {}
     columns = (
-        TextColumn("{task.description}"),
+        described(),
         BarColumn(bar_width=16),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[told]}", markup=False),
         TimeElapsedColumn(),
     )
     with _interruptible(), Progress(*columns, console=console, disable=not console.is_terminal) as progress:

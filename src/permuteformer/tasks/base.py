@@ -30,7 +30,13 @@ UNSCORED = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """Items as tensors."""
+    """Items as tensors.
+
+    >>> task = TASKS["digits"]()
+    >>> batch = task.collate([task.dataset("train")[n] for n in (0, 1)])
+    >>> batch.input_ids.shape, batch.positions.shape, batch.labels.shape
+    (torch.Size([2, 66]), torch.Size([2, 66, 2]), torch.Size([2]))
+    """
 
     ids: Tensor
     """``b``: the items' numbers in their split."""
@@ -56,7 +62,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """Data in one of the layouts that a task reads, as it was found."""
+    """Data in one of the layouts that a task reads, as it was found.
+
+    >>> TASKS["digits"]().source().title
+    'digits'
+    """
 
     title: str
     paths: tuple[Path, ...]
@@ -68,7 +78,12 @@ class Source:
 
 
 class NotReady(FileNotFoundError):
-    """A task's data is not there."""
+    """A task's data is not there.
+
+    >>> TASKS["lra-text"](data="nowhere").source()    # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    permuteformer.tasks.base.NotReady: ...
+    """
 
 
 class Task(ABC):
@@ -76,6 +91,12 @@ class Task(ABC):
 
     A subclass says what its items are by ``kind`` (of ``Classification``, ``Matching`` and ``LanguageModelling``) and where they are by
     ``sources``; its constructor's parameters are its options.
+
+    >>> task = TASKS["digits"]()
+    >>> task.kind, task.vocab_size, task.max_length, task.grid, len(task.labels)
+    ('classify', 259, 66, (8, 8), 10)
+    >>> len(task.dataset("train"))
+    1259
     """
 
     title: ClassVar[str]

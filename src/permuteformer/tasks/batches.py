@@ -95,6 +95,11 @@ def loader(
         by_length: batch items of like lengths, so that little is padding.
         start: leave out so many batches at the beginning, which were done before.
         workers: processes that make batches ahead.
+
+    >>> from permuteformer.tasks import TASKS
+    >>> batch = next(iter(loader(TASKS["digits"](), "train", 64)))
+    >>> batch.input_ids.shape    # b l
+    torch.Size([64, 66])
     """
     items = task.dataset(split)
     order = BatchSampler(

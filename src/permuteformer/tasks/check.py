@@ -54,7 +54,12 @@ class Report:
 
 
 def check(task: Task, progress: Callable[[int], None] | None = None) -> Report:
-    """Read all of a task's data, leaving out what cannot be read, and say what is there and what was left out."""
+    """Read all of a task's data, leaving out what cannot be read, and say what is there and what was left out.
+
+    >>> from permuteformer.tasks import TASKS
+    >>> check(TASKS["digits"]()).splits["test"].items
+    360
+    """
     asked, task.skip_bad = task.skip_bad, True
     try:
         prepared = task.prepare(progress)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from permuteformer.tasks.base import TASKS
 from permuteformer.tasks.inputs import Pixels, Values
-from permuteformer.tasks.own import OwnTable, choose_column, inside, no_column, text_bytes
+from permuteformer.tasks.own import OwnTable, choose_column, image_bytes, inside, no_column, text_bytes
 from permuteformer.tasks.prepare import Row
 from permuteformer.tasks.readers.images import gray_image
 from permuteformer.tasks.readers.problems import Problems
@@ -35,6 +36,14 @@ class Classify(OwnTable):
         size: pixels of a side: images are made gray squares of it.
         seed: of the splits, where they are made.
         skip_bad: leave out what cannot be read, and count it.
+
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write("text,label\\n" + "".join(f"film {n},{'good' if n % 2 else 'bad'}\\n" for n in range(50)))
+    ...     file.flush()
+    ...     task = Classify(file.name)
+    ...     task.labels, len(task.dataset("train"))
+    (['bad', 'good'], 40)
     """
 
     title = "your texts or images, in a table"
@@ -77,8 +86,11 @@ class Classify(OwnTable):
     def further_files(self) -> Iterable[Path]:
         if self.image is None:
             return ()
-        named = {path.parent / str(row.get(self.image)) for path, _, row in self._rows(Problems(skip=True))}
-        return sorted(path for path in named if path.is_file())
+        found = set()
+        for path, _, row in self._rows(Problems(skip=True)):
+            with suppress(ValueError):  # complaints come when they are read
+                found.add(inside(Path(str(row.get(self.image))), path.parent))
+        return sorted(path for path in found if path.is_file())
 
     def row(self, path: Path, row: Mapping[str, Any]) -> Row:
         if self.text is not None:
@@ -87,7 +99,4 @@ class Classify(OwnTable):
         name = row.get(self.image)
         if not isinstance(name, str) or not name:
             raise ValueError(f"column {self.image!r} must be the path of an image; it is {name!r:.50}")
-        file = inside(Path(name), path.parent)
-        if not file.is_file():
-            raise ValueError(f"there is no image {name!r:.100}")
-        return {"value": gray_image(file.read_bytes(), self.grid).tobytes()}
+        return {"value": gray_image(image_bytes(name, path.parent), self.grid).tobytes()}

@@ -27,6 +27,9 @@ class Digits(Classification):
 
     Args:
         protocol: ``"lra"`` or ``"paper"``: whose tokens.
+
+    >>> Digits().labels
+    ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
     """
 
     title = "hand-written digits, 8 x 8"

@@ -27,6 +27,17 @@ class Images(OwnClassification):
         size: pixels of a side: images are made gray squares of it.
         seed: of the splits, where they are made.
         skip_bad: leave out what cannot be read, and count it.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from PIL import Image
+    >>> with TemporaryDirectory() as folder:
+    ...     for n in range(20):
+    ...         (Path(folder) / "dark light".split()[n % 2]).mkdir(exist_ok=True)
+    ...         Image.new("L", (9, 9), 200 * (n % 2) + n).save(Path(folder) / "dark light".split()[n % 2] / f"{n}.png")
+    ...     task = Images(folder, size=8)
+    ...     task.labels, task.grid
+    (['dark', 'light'], (8, 8))
     """
 
     title = "your images, a folder a class"

@@ -34,6 +34,13 @@ class Lm(LanguageModelling):
         context: tokens at the beginning of a window of evaluation that are read and not scored.
         min_frequency: words that occur less often in the training text become ``<unk>``.
         skip_bad: leave out lines that cannot be read, and count them.
+
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile("w", suffix=".txt") as file:
+    ...     _ = file.write("all work and no play\\n" * 500)
+    ...     file.flush()
+    ...     Lm(file.name, length=64, context=32).max_length
+    64
     """
 
     title = "your text files"

@@ -36,6 +36,9 @@ class LmBytes(LanguageModelling):
         corpus: ``"topics"`` (about 0.5 MB), ``"docstrings"`` or ``"all"``.
         length: tokens of a window.
         context: tokens at the beginning of a window of evaluation that are read and not scored.
+
+    >>> LmBytes(corpus="topics").vocab_size, LmBytes().max_length
+    (259, 512)
     """
 
     title = "Python's help and docstrings"

@@ -34,6 +34,9 @@ class LraImage(Classification):
             their protocol.
         data: the data folder.
         skip_bad: leave out what cannot be read, and count it.
+
+    >>> LraImage().max_length, LraImage(protocol="paper").max_length
+    (1025, 1026)
     """
 
     title = "CIFAR-10 in gray"

@@ -36,6 +36,9 @@ class LraListops(Classification):
         max_length: tokens of the longest input with CLS and SEP; what is longer is cut.
         data: the data folder.
         skip_bad: leave out what cannot be read, and count it.
+
+    >>> LraListops().vocab_size, LraListops().labels[:3]
+    (17, ['0', '1', '2'])
     """
 
     title = "nested MIN, MAX, MED, SM"

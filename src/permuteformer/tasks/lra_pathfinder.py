@@ -7,13 +7,14 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from permuteformer.folders import read_json
+from permuteformer.folders import content_of, read_json
 from permuteformer.tasks import protocol as protocols
 from permuteformer.tasks.base import SPLITS, TASKS, Classification, Source
 from permuteformer.tasks.generators.pathfinder import LEVELS, PADDLES, SPLITS_FILE
 from permuteformer.tasks.inputs import Pixels
 from permuteformer.tasks.own import inside
 from permuteformer.tasks.prepare import Row
+from permuteformer.tasks.readers.archives import MAX_MEMBER_BYTES
 from permuteformer.tasks.readers.images import gray_image
 from permuteformer.tasks.readers.lines import lines
 from permuteformer.tasks.readers.problems import BadItem, Problems
@@ -36,6 +37,9 @@ class LraPathfinder(Classification):
         data: the data folder.
         skip_bad: leave out what cannot be read, and count it. The official set has an empty image, ``sample_172.png`` of the easy level at
             32 pixels, which is left out always.
+
+    >>> LraPathfinder(resolution=64, level="easy").grid
+    (64, 64)
     """
 
     title = "are two discs joined?"
@@ -113,7 +117,7 @@ class LraPathfinder(Classification):
         path = inside(Path(fields[0], fields[1]), level)
         if not path.is_file():
             raise ValueError(f"there is no image {fields[0]}/{fields[1]}")
-        data = path.read_bytes()
+        data = content_of(path, MAX_MEMBER_BYTES)
         if not data and self._known_empty(fields):
             return None
         try:

@@ -33,6 +33,9 @@ class LraRetrieval(Matching):
         max_length: tokens of a document with CLS and SEP; what is longer is cut. 4,000 by the paper; LRA has CLS beside 4,000.
         data: the data folder.
         skip_bad: leave out what cannot be read, and count it.
+
+    >>> LraRetrieval(max_length=1024).kind, LraRetrieval().max_length
+    ('match', 4001)
     """
 
     title = "pairs of ACL papers"

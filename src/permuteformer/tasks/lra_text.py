@@ -30,6 +30,9 @@ class LraText(Classification):
         max_length: tokens of the longest input with CLS and SEP; what is longer is cut. 4,000 by the paper; LRA has CLS beside 4,000.
         data: the data folder.
         skip_bad: leave out what cannot be read, and count it.
+
+    >>> LraText().max_length, LraText(protocol="paper").max_length, LraText().labels
+    (4001, 4000, ['neg', 'pos'])
     """
 
     title = "IMDB film reviews"

@@ -32,6 +32,13 @@ class Match(OwnTable, Matching):
         max_length: bytes of the longest text, with CLS and SEP; what is longer is cut.
         seed: of the splits, where they are made.
         skip_bad: leave out what cannot be read, and count it.
+
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write("first,second,label\\n" + "".join(f"film {n},film {n % 3},{n % 3}\\n" for n in range(50)))
+    ...     file.flush()
+    ...     Match(file.name).labels
+    ['0', '1', '2']
     """
 
     title = "your pairs of texts, in a table"

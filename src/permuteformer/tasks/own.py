@@ -11,13 +11,17 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from permuteformer.folders import content_of
 from permuteformer.registry import unknown
 from permuteformer.tasks.base import Batch, Classification, NotReady, Source
 from permuteformer.tasks.prepare import Row
+from permuteformer.tasks.readers.archives import MAX_MEMBER_BYTES
 from permuteformer.tasks.readers.entries import entries
-from permuteformer.tasks.readers.problems import BadItem, Problems, printable
+from permuteformer.tasks.readers.problems import BadItem, Problems
 from permuteformer.tasks.readers.tables import ENDINGS, column_names, rows
+from permuteformer.tasks.readers.unpacking import reason
 from permuteformer.tasks.splits import Splitter
+from permuteformer.texts import printable
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -295,10 +299,25 @@ def text_bytes(value: object, column: str) -> bytes:
 
 def inside(path: Path, folder: Path) -> Path:
     """The file, which must not lead out of the folder: neither by its name nor by links."""
-    file = (folder / path).resolve()
-    if not file.is_relative_to(folder.resolve()):
+    try:
+        file, root = (folder / path).resolve(), folder.resolve()
+        file.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, NUL
+        raise ValueError(f"{printable(str(path))!r} cannot be followed ({reason(error)})") from None
+    if not file.is_relative_to(root):
         raise ValueError(f"{printable(str(path))!r} leads out of the folder {folder}: it must be inside")
     return file
+
+
+def image_bytes(name: str, folder: Path) -> bytes:
+    """The file of an image that a table in the folder names."""
+    file = inside(Path(name), folder)
+    if not file.is_file():
+        raise ValueError(f"there is no image {name!r:.100}")
+    try:
+        return content_of(file, MAX_MEMBER_BYTES)
+    except OSError as error:
+        raise ValueError(f"the image {name!r:.100} cannot be read: {reason(error)}") from None
 
 
 def _there(option: str, name: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from permuteformer.folders import AlreadyThere, folder_lock, new_folder, prepared_folder, read_json
+from permuteformer.folders import AlreadyThere, folder_lock, new_folder, prepared_folder, read_json, remove_folder
 from permuteformer.tasks.readers.problems import Problems
 from permuteformer.tasks.splits import hold_out
+from permuteformer.texts import printable
 
 if TYPE_CHECKING:
-    import datasets
     import pyarrow as pa
 
     from permuteformer.tasks.base import Source, Task
@@ -61,9 +60,13 @@ class Items(Sequence[Row]):
         self._open()
 
     def _open(self) -> None:
-        import datasets
+        import pyarrow as pa
 
-        self._rows: datasets.Dataset = datasets.Dataset.from_file(str(self.path))
+        check_arrow(self.path)
+        with pa.memory_map(str(self.path)) as file:  # which stays mapped as long as the table is there
+            self._table: pa.Table = pa.ipc.open_stream(file).read_all()
+        self._batches: list[pa.RecordBatch] = self._table.to_batches()
+        self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
 
     def __getstate__(self) -> Path:  # worker processes open the file themselves
         return self.path
@@ -73,7 +76,7 @@ class Items(Sequence[Row]):
         self._open()
 
     def __len__(self) -> int:
-        return int(self._rows.num_rows)
+        return int(self._table.num_rows)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -82,23 +85,54 @@ class Items(Sequence[Row]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Row]:
         """Several at once, as ``DataLoader`` asks for them."""
-        columns = self._rows[list(indices)]
-        return [
-            {"id": i % len(self), **dict(zip(columns, values, strict=True))} for i, *values in zip(indices, *columns.values(), strict=True)
-        ]
+        return [self._row(index) for index in indices]
+
+    def _row(self, index: int) -> Row:
+        """Of the batch that holds it: Arrow's own ``take`` would bring all batches together first."""
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"item {index} of {len(self):,} in {self.path.name}")
+        which = int(np.searchsorted(self._ends, number, side="right"))
+        batch = self._batches[which]
+        place = number - int(self._ends[which]) + batch.num_rows
+        return {"id": number, **{name: column[place].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}}
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns."""
+        return list(self._table.column_names)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Numbers of one column."""
         stop = len(self) if stop is None else min(stop, len(self))
-        part: np.ndarray = self._rows.data.column(name).slice(start, max(stop - start, 0)).to_numpy()
+        part: np.ndarray = self._table.column(name).slice(start, max(stop - start, 0)).to_numpy()
         return part
 
     def byte_lengths(self, name: str) -> np.ndarray:
         """The sizes of the values of a column of bytes, without reading them."""
         import pyarrow.compute as pc
 
-        lengths: np.ndarray = pc.binary_length(self._rows.data.column(name)).to_numpy()
+        lengths: np.ndarray = pc.binary_length(self._table.column(name)).to_numpy()
         return lengths.astype(np.int64)
+
+
+def check_arrow(path: Path) -> None:
+    """Raise unless a file holds columns of bytes and whole numbers, as they are written here.
+
+    Caches may be shared. Arrow believes what a file says of its offsets, and would read memory that is not its own.
+    """
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as file:
+            rows = pa.ipc.open_stream(file).read_all()
+            rows.validate(full=True)
+    except Exception as error:  # of many types
+        raise ValueError(f"{path} is damaged ({printable(str(error))}): delete its folder, and it is made anew") from None
+    plain = all(pa.types.is_integer(kind) or kind in (pa.binary(), pa.large_binary()) for kind in rows.schema.types)
+    plain = plain and all(name.isidentifier() for name in rows.schema.names)
+    if not plain or b"huggingface" in (rows.schema.metadata or {}):
+        raise ValueError(f"{path} was not written here ({printable(str(rows.schema))}): delete its folder, and it is made anew")
 
 
 def prepare(task: Task, source: Source, progress: Callable[[int], None] | None = None) -> Prepared:
@@ -108,10 +142,10 @@ def prepare(task: Task, source: Source, progress: Callable[[int], None] | None =
     processes that want the same entry make it once.
     """
     folder = prepared_folder() / f"{task.name}-{_key(task, source)[:16]}"
-    if folder.exists() and not _is_whole(folder):  # a disk that lost something, or a person who deleted it
+    if folder.exists() and not is_whole(folder):  # a disk that lost something, or a person who deleted it
         with folder_lock(folder):
-            if folder.exists() and not _is_whole(folder):  # nobody has mended it meanwhile
-                shutil.rmtree(folder)
+            if folder.exists() and not is_whole(folder):  # nobody has mended it meanwhile
+                remove_folder(folder)
     if not folder.exists():
         try:
             with new_folder(folder, "choose another folder with PERMUTEFORMER_CACHE") as partial:
@@ -160,10 +194,22 @@ def _signature(path: Path) -> tuple[int, int | str]:
     return count, digest.hexdigest()
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
     """Whether everything that was written is there, to its size."""
-    sizes = read_json(folder / "info.json").get("sizes")
-    if not isinstance(sizes, dict):
+    info = read_json(folder / "info.json")
+    sizes, splits, problems = (info.get(name) for name in ("sizes", "splits", "problems"))
+    if (
+        not isinstance(sizes, dict)
+        or not isinstance(splits, dict)
+        or not isinstance(problems, dict)
+        or not isinstance(info.get("title"), str)
+    ):
+        return False
+    if (
+        not isinstance(problems.get("count"), int)
+        or not isinstance(problems.get("shown"), list)
+        or set(sizes) != {f"{s}.arrow" for s in splits}
+    ):
         return False
     return all((file := folder / name).is_file() and file.stat().st_size == size for name, size in sizes.items())
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from permuteformer.folders import write_whole
 from permuteformer.tasks.base import Task
-from permuteformer.tasks.readers.problems import printable
+from permuteformer.texts import printable
 
 SHEET_COLUMNS = 6
 CELL_PIXELS = 128

@@ -81,7 +81,11 @@ def _file(path: Path) -> Path | None:
 
 @TASKS.register("wikitext-103")
 class WikiText103(WikiText):
-    """103 million words of good and featured articles; the paper's language models."""
+    """103 million words of good and featured articles; the paper's language models.
+
+    >>> WikiText103(unit="bytes", raw=True).vocab_size
+    259
+    """
 
     title = "WikiText-103"
     folders = ("wikitext-103", "wikitext-103-raw", "wikitext-103-v1", "wikitext-103-raw-v1")
@@ -95,7 +99,11 @@ class WikiText103(WikiText):
 
 @TASKS.register("wikitext-2")
 class WikiText2(WikiText):
-    """2 million words of the same; validation and test are those of WikiText-103, with more <unk>."""
+    """2 million words of the same; validation and test are those of WikiText-103, with more <unk>.
+
+    >>> WikiText2(length=1024).max_length
+    1024
+    """
 
     title = "WikiText-2"
     folders = ("wikitext-2", "wikitext-2-raw", "wikitext-2-v1", "wikitext-2-raw-v1")
@@ -118,6 +126,9 @@ class WikiEn(WikiText):
         min_frequency: words that occur less often in the training text become ``<unk>``; 3 unless told.
         data: the data folder.
         skip_bad: leave out lines that cannot be read, and count them.
+
+    >>> WikiEn(unit="bytes").vocab_size
+    259
     """
 
     title = "long articles of Wikipedia"

@@ -73,6 +73,8 @@ def build_config(preset: str, overrides: Mapping[str, Any], task: Shape) -> Perm
     if task.kind != "lm":
         names = dict(enumerate(task.labels))
         fields |= {"num_labels": len(names), "id2label": names, "label2id": {name: n for n, name in names.items()}}
+        if len(names) > 1:  # else transformers sets it at the first loss, and a run that goes on from its last step has none
+            fields["problem_type"] = "single_label_classification"
     fields |= copy.deepcopy(dict(overrides))
     if task.grid is None and fields.get("axes", 1) > 1 and "axes" not in overrides:
         fields["axes"] = 1  # a preset of images, given a text

@@ -9,7 +9,7 @@ from typing import Any
 import permuteformer
 from permuteformer.experiments.layout import ENVIRONMENT
 from permuteformer.folders import read_json
-from permuteformer.tasks.readers.problems import printable
+from permuteformer.texts import for_markdown, printable
 from permuteformer.train.build import HEADS
 from permuteformer.train.run import Run
 
@@ -26,7 +26,7 @@ def model_card(run: Run, result: Mapping[str, Any]) -> str:
     best = result["best_step"] or result["steps"]
     length = f"{task['max_length']:,} tokens"
     limits = [
-        *(printable(note, 400) for note in task["notes"]),
+        *(for_markdown(printable(note, 400)) for note in task["notes"]),
         f"Trained on inputs of up to {length}; nothing is promised of longer ones.",
         f"One run with seed {experiment.seed}: others differ by chance.",
         "Nobody looked for what it has learned besides the task, or whom its mistakes would harm.",
@@ -40,7 +40,7 @@ def model_card(run: Run, result: Mapping[str, Any]) -> str:
         "",
         "## Data",
         "",
-        f"Task {_quoted(task['name'])}, {printable(task['title'])}: inputs of up to {length}.",
+        f"Task {_quoted(task['name'])}, {for_markdown(printable(task['title']))}: inputs of up to {length}.",
         *([f"Labels: {_labels(task['labels'])}."] if task["labels"] else []),
         "",
         "## Numbers",
@@ -48,7 +48,7 @@ def model_card(run: Run, result: Mapping[str, Any]) -> str:
         "| on the test split | |",
         "|---|---|",
         *(f"| {name} | {value:.4g} |" for name, value in result["test"].items()),
-        *(f"| {printable(name)} (no model) | {value:.4g} |" for name, value in task["baselines"].items()),
+        *(f"| {for_markdown(printable(name))} (no model) | {value:.4g} |" for name, value in task["baselines"].items()),
         "",
         f"Chosen by {task['metric']} on the validation split: after step {best:,} of {result['steps']:,}.",
         "",

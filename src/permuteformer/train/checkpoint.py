@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from permuteformer.folders import flush, whole_folder
+from permuteformer.folders import flush, json_of, remove_folder, whole_folder
+from permuteformer.texts import printable
 
 SUMS = "sums.json"
 STATE = "state.json"
@@ -62,17 +63,21 @@ def load(folder: Path, step: int) -> Checkpoint:
     """Read a checkpoint; raises ``Damaged`` where a byte is not what was written."""
     path = folder / _name(step)
     try:
-        sums = json.loads((path / SUMS).read_bytes())
+        sums = json_of(path / SUMS)
+        if not isinstance(sums, dict) or not all(name == Path(name).name and (path / name).is_file() for name in sums):
+            raise Damaged(f"{path} is damaged: {SUMS} must name files that are there")
         wrong = [name for name, value in sums.items() if _sum(path / name) != value]
         if STATE not in sums or wrong:
             raise Damaged(f"{path} is damaged: {', '.join(wrong) or SUMS}")
-        state = json.loads((path / STATE).read_bytes())
+        state = json_of(path / STATE)
+        if not isinstance(state, dict):
+            raise Damaged(f"{path} is damaged: {STATE} must be an object")
         files = {name.removesuffix(".safetensors"): path / name for name in sums if name.endswith(".safetensors")}
         return Checkpoint(step, state, {name: load_file(file) for name, file in files.items()})
     except Damaged:
         raise
     except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as error:
-        raise Damaged(f"{path} is damaged: {error}") from error
+        raise Damaged(f"{path} is damaged: {printable(str(error))}") from error
 
 
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -97,7 +102,7 @@ def tidy(folder: Path, newest: int, keep: set[int], last: int = 2) -> None:
     kept = {*sorted(kept)[-last:], *(kept & keep)}
     for step in there:
         if step not in kept:
-            shutil.rmtree(folder / _name(step), ignore_errors=True)
+            remove_folder(folder / _name(step))
     for left in folder.glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
 

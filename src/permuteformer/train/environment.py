@@ -18,7 +18,7 @@ import torch
 import permuteformer
 from permuteformer.ops.backend import in_use
 
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
+PACKAGES = ("torch", "transformers", "accelerate", "pyarrow", "safetensors", "numpy")
 
 ABSOLUTE = re.compile(r"""(?<![^\s=:,"'\[({])(?:file://|~)?/(?:[^\s/,"'\])}]*/)*([^\s/,"'\])}]*)""")
 """A path from the root, at the beginning of a word or after a sign within it; the last name is kept."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from permuteformer.experiments.layout import LOOKS, RESULT
-from permuteformer.folders import whole_folder
+from permuteformer.folders import remove_folder, whole_folder
 from permuteformer.models import PermuteFormerConfig
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
 from permuteformer.tasks import TASKS, Task
@@ -88,7 +87,7 @@ def _save(model: PermuteFormerPreTrainedModel, task: Task, run: Run, result: dic
 
     transformers.logging.disable_progress_bar()  # "writing shards", of which there is one
     path = run.path / "model"
-    shutil.rmtree(path, ignore_errors=True)
+    remove_folder(path)
     with whole_folder(path) as partial:
         model.save_pretrained(partial)
         (partial / "README.md").write_text(model_card(run, result), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,9 +46,14 @@ def bad_gradients(model: nn.Module) -> str:
 
 
 def bad_weights(model: nn.Module) -> str:
-    """The parameters that are not finite."""
+    """The parameters that are not finite, as far as this process has them."""
     bad = [name for name, p in model.named_parameters() if _is_bad(p)]
-    return _some(bad) if bad else "none"
+    return _some(bad)
+
+
+def bad_tensors(groups: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """Those of a checkpoint that are not finite."""
+    return _some([f"{name} ({group})" for group, tensors in groups.items() for name, value in tensors.items() if _is_bad(value)])
 
 
 def item_numbers(ids: Sequence[int]) -> str:

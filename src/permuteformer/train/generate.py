@@ -14,7 +14,7 @@ from torch import Tensor
 
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.positions.learned import Learned
-from permuteformer.tasks.readers.problems import printable
+from permuteformer.texts import printable
 from permuteformer.tokens import CLS, EOS_ID, PAPER, SEP, UNK
 from permuteformer.train.saved import Trained
 from permuteformer.words import size_in_words
@@ -52,17 +52,27 @@ def generate(
         seed: of the random choices.
         stop: end with the document; of words, with the line.
     """
-    if trained.kind != "lm":
-        raise ValueError(f"{trained.folder} is no language model, but of kind {trained.kind!r}: permuteformer predict gives its labels")
+    text = _text_of(trained)
     if not trained.model.model.has_state:
         name = trained.model.config.attention["name"]
         raise ValueError(f"attention {name!r} has no state to go on from, token by token: take a model of linear or softmax attention")
     _check_whole(1, tokens=tokens)
     _check_whole(0, seed=seed)
-    text: _Text = _Words(trained.words) if trained.unit == "words" else _Bytes()
     given = text.begin(prompt)
     _check_positions(trained, len(given), tokens)
     return Generation(trained, text, given, tokens, _Choice(temperature, top_k, top_p, seed), stop)
+
+
+def prompt_tokens(trained: Trained, prompt: str) -> tuple[Tensor, Tensor]:
+    """The tokens of a prompt, after the one that a text begins with; and the tokens that may come next."""
+    text = _text_of(trained)
+    return text.begin(prompt), text.allowed(trained.model.config.vocab_size)
+
+
+def _text_of(trained: Trained) -> _Text:
+    if trained.kind != "lm":
+        raise ValueError(f"{trained.folder} is no language model, but of kind {trained.kind!r}: permuteformer predict gives its labels")
+    return _Words(trained.words) if trained.unit == "words" else _Bytes()
 
 
 class Generation(Iterator[str]):

@@ -17,7 +17,7 @@ from permuteformer.ops.checks import without_autocast
 from permuteformer.tasks import Batch, Task
 from permuteformer.tasks.base import Classification
 from permuteformer.tasks.language import LanguageModelling
-from permuteformer.tasks.readers.problems import printable
+from permuteformer.texts import printable
 from permuteformer.tokens import PAPER
 from permuteformer.train.build import inputs
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from permuteformer.experiments.base import Experiment
-from permuteformer.experiments.layout import ENVIRONMENT, RESULT
+from permuteformer.experiments.layout import CHECKPOINTS, ENVIRONMENT, RESULT
 from permuteformer.folders import read_json
 from permuteformer.models import PermuteFormerConfig
 from permuteformer.models.parallel import spread
@@ -29,11 +29,12 @@ from permuteformer.train.finish import check_lengths, finish
 from permuteformer.train.finite import NotFinite, bad_weights
 from permuteformer.train.full import full_disk_in_words
 from permuteformer.train.interrupt import Interrupted, Interruption
+from permuteformer.train.lost import lost_process_in_words
 from permuteformer.train.progress import Display
 from permuteformer.train.resume import resume, save
 from permuteformer.train.run import Run, finished
 from permuteformer.train.saved import describe
-from permuteformer.train.start import advice, end, start, start_trackers
+from permuteformer.train.start import advice, end, start, start_trackers, usual_trackers
 from permuteformer.train.state import Cursor, seed_all
 from permuteformer.train.stretches import find_place
 from permuteformer.train.tell import Teller
@@ -54,8 +55,8 @@ class How:
     """Share out weights and optimiser over the processes (FSDP), where each has its own copy otherwise (DDP)."""
     sequence_parallel: int = 1
     """Spread every row over so many processes, a stretch each; groups of them share out the batch."""
-    track: Sequence[str] = ("tensorboard",)
-    """Trackers of Accelerate: tensorboard, wandb, and others it knows."""
+    track: Sequence[str] = field(default_factory=usual_trackers)
+    """Trackers of Accelerate: tensorboard, which is used without a word where it is installed, wandb, and others it knows."""
     workers: int = 0
     """Processes that make batches ahead."""
     checkpoint_minutes: float = 10.0
@@ -69,6 +70,11 @@ def train(experiment: Experiment, folder: Path, how: How = How(), cell: Mapping[
 
     Interrupted by SIGTERM or Ctrl-C it saves, and returns the status ``"interrupted"``.
     """
+    with lost_process_in_words(folder, folder / CHECKPOINTS):
+        return _train(experiment, folder, how, cell)
+
+
+def _train(experiment: Experiment, folder: Path, how: How, cell: Mapping[str, Any] | None) -> dict[str, Any]:
     accelerator = start(experiment.precision, how.track, how.shard, how.sequence_parallel, folder)
     try:
         if result := on_main(accelerator, lambda: finished(folder, experiment)):
@@ -222,7 +228,7 @@ class Trainer:
         metrics = self.evaluate("validation")
         cursor, task = self.cursor, self.task
         if not math.isfinite(metrics["loss"]):
-            where = bad_weights(self.updater.bare)
+            where = bad_weights(self.updater.bare) or "none"
             raise NotFinite(f"step {cursor.step:,}: the loss on the validation split is {metrics['loss']}; weights not finite: {where}")
         value, best = metrics[task.metric], cursor.best.get(task.metric)
         better = best is None or (value > best if task.greater_is_better else value < best)

@@ -6,13 +6,13 @@ import csv
 import io
 import json
 import os
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from permuteformer.folders import flush
+from permuteformer.texts import for_spreadsheet
 from permuteformer.train.predict import Prediction
 
 
@@ -36,22 +36,25 @@ def new_file(path: Path) -> Iterator[TextIO]:
 def csv_lines(predictions: Iterable[Prediction], labels: Sequence[str]) -> Iterator[str]:
     """A header, and a row for each prediction: line, id, label, its probability, and ``p_LABEL`` for every label.
 
+    What a spreadsheet would compute has an apostrophe before it, by the rule of ``for_spreadsheet``; JSON lines have texts as they are.
+
     >>> list(csv_lines([Prediction(2, None, "pos", 0.75, (0.25, 0.75), cut=False)], ["neg", "pos"]))
     ['line,id,label,probability,p_neg,p_pos\\n', '2,,pos,0.75,0.25,0.75\\n']
     """
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    writer = csv.writer(buffer, lineterminator="\r\n")  # either of them within a text is quoted then
 
     def line(fields: Iterable[object]) -> str:
         writer.writerow(fields)
-        text = buffer.getvalue()
+        text = buffer.getvalue().removesuffix("\r\n") + "\n"
         buffer.seek(0)
         buffer.truncate()
         return text
 
     yield line(["line", "id", "label", "probability", *(f"p_{label}" for label in labels)])
     for p in predictions:
-        yield line([p.line, p.id, p.label, *(f"{number:.6g}" for number in (p.probability, *p.probabilities))])
+        numbers = (f"{number:.6g}" for number in (p.probability, *p.probabilities))
+        yield line([p.line, p.id and for_spreadsheet(p.id), for_spreadsheet(p.label), *numbers])
 
 
 def json_lines(predictions: Iterable[Prediction], labels: Sequence[str]) -> Iterator[str]:
@@ -78,15 +81,6 @@ def lines_for(path: Path | None) -> Callable[[Iterable[Prediction], Sequence[str
     if ending not in FORMATS:
         raise ValueError(f"output must end in {' or '.join(FORMATS)}; it is {str(path)!r}")
     return FORMATS[ending]
-
-
-def for_terminal(text: str) -> str:
-    """The text with control characters and half characters escaped, but for line ends and tabs: a terminal would obey them.
-
-    >>> print(for_terminal("red \\x1b[31m"))
-    red \\x1b[31m
-    """
-    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text)
 
 
 def _digits(number: float) -> float:

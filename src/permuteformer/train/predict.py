@@ -62,7 +62,7 @@ def _predicted(trained: Trained, items: Iterator[Unlabelled], batch_size: int, p
     found = False
     while batch := list(islice(items, batch_size)):
         found = True
-        for item, row in zip(batch, _probabilities(trained, batch).tolist(), strict=True):
+        for item, row in zip(batch, probabilities(trained, batch).tolist(), strict=True):
             best = max(range(len(row)), key=row.__getitem__)
             yield Prediction(item.line, item.id, trained.labels[best], row[best], tuple(row), item.cut)
     if not found:
@@ -71,9 +71,9 @@ def _predicted(trained: Trained, items: Iterator[Unlabelled], batch_size: int, p
 
 
 @torch.inference_mode()
-def _probabilities(trained: Trained, items: list[Unlabelled]) -> Tensor:
-    """``b n`` float64."""
-    batch = _batch(trained, items).to(trained.model.device)
+def probabilities(trained: Trained, items: list[Unlabelled]) -> Tensor:
+    """Of all labels, for each item: ``b n`` float64."""
+    batch = batch_of(trained, items).to(trained.model.device)
     logits: Tensor = trained.model(**inputs(batch, trained.model.config, trained.kind)).logits.double().cpu()
     for item, row in zip(items, logits, strict=True):
         if not row.isfinite().all():
@@ -84,7 +84,7 @@ def _probabilities(trained: Trained, items: list[Unlabelled]) -> Tensor:
     return logits.softmax(-1)
 
 
-def _batch(trained: Trained, items: list[Unlabelled]) -> Batch:
+def batch_of(trained: Trained, items: list[Unlabelled]) -> Batch:
     """As ``collate`` of the task, which has labels besides."""
     none = torch.zeros(len(items), dtype=torch.int64)
     first, *second = ([item.values[part] for item in items] for part in range(len(items[0].values)))

@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from permuteformer.terminal import PlainConsole, described
 from permuteformer.words import short, size_in_words
 
 
@@ -21,13 +22,13 @@ class Display:
     def __init__(self, steps: int, metric: str, quiet: bool, console: Console | None = None) -> None:
         self.metric = metric
         columns = (
-            TextColumn("{task.description}"),
+            described(),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("left"),
         )
-        self._progress = _Bars(*columns, console=console or Console(stderr=True), disable=quiet)
+        self._progress = _Bars(*columns, console=console or PlainConsole(stderr=True), disable=quiet)
         self._training = self._progress.add_task("training", total=steps)
         self._metric = ""
 
@@ -57,7 +58,7 @@ class Display:
     def say(self, text: str) -> None:
         """A line that stays, above the bars."""
         if not self._progress.disable:
-            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._progress.console.print(text, soft_wrap=True)
 
 
 class Evaluating:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from accelerate.utils import gather_object
+from torch import nn
+from torch.optim import Optimizer
 
+from permuteformer.texts import printable
 from permuteformer.train import checkpoint
+from permuteformer.train.checkpoint import Checkpoint
+from permuteformer.train.finite import NotFinite, bad_tensors
 from permuteformer.train.state import (
     Cursor,
     load_model,
@@ -33,6 +39,8 @@ def save(trainer: Trainer) -> None:
         state["scaler"] = accelerator.scaler.state_dict()
 
     def write() -> None:
+        if bad := bad_tensors(tensors):  # what no loss has shown yet is not gone on from
+            raise NotFinite(f"step {cursor.step:,}: not finite, and not saved: {bad}")
         checkpoint.save(run.checkpoints, cursor.step, {**state, "recorded": run.recorded()}, tensors)
         checkpoint.tidy(run.checkpoints, cursor.step, keep={cursor.best_step or 0})
 
@@ -49,6 +57,8 @@ def resume(trainer: Trainer) -> None:
         trainer.teller.on_main(lambda: run.rewind(0))
         return
     state = latest.state
+    if not isinstance(state.get("random"), list) or not isinstance(state.get("recorded"), int):
+        raise ValueError(f"{run.path / 'checkpoints'} has a checkpoint that is not of a run: begin anew in another folder")
     if len(state["random"]) != accelerator.num_processes:
         raise ValueError(
             f"{run.path} was begun on {len(state['random'])} processes, and this is {accelerator.num_processes}: go on with as many, "
@@ -63,11 +73,25 @@ def resume(trainer: Trainer) -> None:
             f"the data of {run.path} has changed: it had {state['items']:,} items to train on, and has {trainer.items:,}: "
             "bring back the data, or choose another folder with --output"
         )
-    load_model(updater.bare, latest.tensors["model"])
-    load_optimizer(updater.bare, updater.optimizer, latest.tensors["optimizer"])
-    trainer.cursor = Cursor(**state["cursor"])
+    trainer.cursor = put_in_place(latest, updater.bare, updater.optimizer, accelerator.device, accelerator.process_index)
     if accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(state["scaler"])
-    set_random_state(state["random"][accelerator.process_index], accelerator.device)
     trainer.teller.on_main(lambda: run.rewind(state["recorded"]))
     trainer.teller.say(f"going on from step {trainer.cursor.step:,} of {trainer.steps:,}")
+
+
+def put_in_place(latest: Checkpoint, model: nn.Module, optimizer: Optimizer, device: torch.device, process: int) -> Cursor:
+    """Weights, Adam's state and random numbers of a checkpoint; how far it had come is returned.
+
+    Raises:
+        ValueError: they are not those of this model, whoever wrote them.
+    """
+    try:
+        load_model(model, latest.tensors["model"])
+        load_optimizer(model, optimizer, latest.tensors["optimizer"])
+        cursor = Cursor.from_json(latest.state["cursor"])
+        set_random_state(latest.state["random"][process], device)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        said = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise ValueError(f"the checkpoint of step {latest.step:,} is not of this run ({said}): begin anew in another folder") from error
+    return cursor

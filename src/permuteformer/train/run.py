@@ -14,8 +14,9 @@ from filelock import FileLock, Timeout
 
 import permuteformer
 from permuteformer.experiments.base import Experiment
-from permuteformer.experiments.layout import ENVIRONMENT, EXPERIMENT, FORMAT, LOG, METRICS, RESULT
+from permuteformer.experiments.layout import CHECKPOINTS, ENVIRONMENT, EXPERIMENT, FORMAT, LOG, METRICS, RESULT
 from permuteformer.folders import flush, read_json, write_json
+from permuteformer.texts import for_terminal, printable
 
 UNBEGUN = (".lock", f"{EXPERIMENT}.new")
 """What a process leaves that is killed before it has begun."""
@@ -65,7 +66,7 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     @property
     def result(self) -> dict[str, Any]:
@@ -104,7 +105,7 @@ class Run:
         """Add a line to the log."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         with (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.write(f"{now} {os.getpid()} {text}\n")
+            file.write(f"{now} {os.getpid()} {for_terminal(text)}\n")
 
 
 def check_folder(path: Path, experiment: Experiment) -> None:
@@ -114,10 +115,13 @@ def check_folder(path: Path, experiment: Experiment) -> None:
     if not (path / EXPERIMENT).exists():
         raise FileExistsError(f"{path} is there and is no run folder: choose another one with --output")
     content = read_run(path)
-    there, wanted = content.get("experiment", {}), json.loads(json.dumps(experiment.to_json()))
+    there, wanted = content.get("experiment"), json.loads(json.dumps(experiment.to_json()))
+    there = there if isinstance(there, dict) else {}
     differing = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
     if differing:
-        words = "; ".join(f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} here" for name in differing)
+        words = "; ".join(
+            f"{printable(name)} is {there.get(name)!r:.200} there and {wanted.get(name)!r:.200} here" for name in differing[:5]
+        )
         raise ValueError(f"{path} is of another experiment: {words}. Choose another folder with --output")
 
 
@@ -137,7 +141,7 @@ def read_run(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path / EXPERIMENT} is damaged: begin anew in another folder")
     if content.get("format") != FORMAT or content.get("version") != permuteformer.__version__:
         raise ValueError(
-            f"{path} was begun by version {content.get('version')} (format {content.get('format')}), and this is "
+            f"{path} was begun by version {content.get('version')!r:.50} (format {content.get('format')!r:.50}), and this is "
             f"{permuteformer.__version__} (format {FORMAT}): go on with that version, or choose another folder with --output"
         )
     return content

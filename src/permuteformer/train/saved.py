@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging
 
 import permuteformer
 from permuteformer.experiments.base import Experiment
 from permuteformer.experiments.layout import EXPERIMENT, FORMAT, RESULT
-from permuteformer.folders import read_json
+from permuteformer.folders import content_of, json_of, read_json
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
+from permuteformer.models.loading import quietly
 from permuteformer.registry import unknown
 from permuteformer.tasks import SPLITS, Task
 from permuteformer.tasks.base import Classification
@@ -28,13 +26,17 @@ from permuteformer.tasks.language import LanguageModelling
 from permuteformer.tasks.lra_listops import SYMBOLS, LraListops
 from permuteformer.tasks.match import Match
 from permuteformer.tasks.own import OwnTable
-from permuteformer.tasks.readers.problems import printable
-from permuteformer.tokens import Alphabet
+from permuteformer.texts import printable
+from permuteformer.tokens import PAPER, Alphabet
 from permuteformer.train.build import HEADS, build_task
 from permuteformer.train.feed import chosen
 
 MODEL = "model"
 """The trained model in a run folder, as transformers saves it; of word language models the tokenizer too."""
+
+
+MOST_TOKENS = 2**26
+"""Of one sequence; what is written of a longer one is damaged."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,25 @@ class Trained:
             return self.task.input
         try:
             alphabet = Alphabet(**described["alphabet"])
-            if "grid" in described:
-                height, width = described["grid"]
-                return Pixels(alphabet, (height, width))
-            return Values(alphabet, described["max_length"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{self.folder / EXPERIMENT}: the task's input cannot be used ({error!r}); copy the folder again") from None
+            height, width = described.get("grid") or (1, described["max_length"])
+            whole = [height, width, *(number for number in asdict(alphabet).values() if number is not None)]
+            if not all(type(number) is int and 0 <= number <= MOST_TOKENS for number in whole) or height * width > MOST_TOKENS:
+                raise ValueError(f"numbers must be whole, from 0 to {MOST_TOKENS:,}")
+            if alphabet.size > self.model.config.vocab_size:
+                raise ValueError(f"its {alphabet.size:,} tokens are more than the model's {self.model.config.vocab_size:,}")
+            return Pixels(alphabet, (height, width)) if "grid" in described else Values(alphabet, width)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{self.folder / EXPERIMENT}: the task's input cannot be used ({printable(repr(error), 500)}); copy the folder again"
+            ) from None
 
     @property
     def columns(self) -> Mapping[str, str]:
         """Columns of the tables that it was trained on: what an item is made of, and its id."""
-        return self.about.get("columns") or {}
+        columns = self.about.get("columns") or {}
+        if not isinstance(columns, dict) or not all(isinstance(column, str) for column in columns.values()):
+            raise ValueError(f"{self.folder / EXPERIMENT}: the task's columns cannot be used ({columns!r:.200}); copy the folder again")
+        return columns
 
     @property
     def unit(self) -> str:
@@ -89,19 +99,24 @@ class Trained:
     @cached_property
     def words(self) -> list[str]:
         """The vocabulary of a language model of words, from the tokenizer beside the model."""
-        from tokenizers import Tokenizer
+        return vocabulary(self.folder / MODEL / "tokenizer.json", self.model.config.vocab_size)
 
-        path = self.folder / MODEL / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no {path}, which has the words of this model: copy the folder again, whole")
-        try:
-            ids: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
-        except Exception as error:  # it raises plain exceptions
-            raise ValueError(f"{path} cannot be read ({error}); copy it again") from None
-        size = self.model.config.vocab_size
-        if len(ids) > size or sorted(ids.values()) != list(range(len(ids))):
-            raise ValueError(f"{path} has {len(ids):,} words, and the model {size:,} tokens: they are of two runs; copy the folder again")
-        return sorted(ids, key=ids.__getitem__)
+
+def vocabulary(path: Path, size: int) -> list[str]:
+    """The words of a tokenizer's file, in the order of their numbers; there may be ``size`` of them."""
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path}, which has the words of this model: copy the folder again, whole")
+    try:
+        ids: dict[str, int] = Tokenizer.from_buffer(content_of(path)).get_vocab()
+    except BaseException as error:  # it raises plain exceptions, and where it panics one that is none
+        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+            raise
+        raise ValueError(f"{path} cannot be read ({printable(str(error))}); copy it again") from None
+    if len(ids) > size or sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{path} has {len(ids):,} words, and the model {size:,} tokens: they are of two runs; copy the folder again")
+    return sorted(ids, key=ids.__getitem__)
 
 
 def load(folder: str | os.PathLike[str], data: str | None = None, device: str | torch.device | None = None) -> Trained:
@@ -121,14 +136,41 @@ def load(folder: str | os.PathLike[str], data: str | None = None, device: str | 
     try:
         experiment = Experiment.from_json(content["experiment"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path / EXPERIMENT} has no experiment that can be used ({error}); copy the folder again") from None
+        raise ValueError(
+            f"{path / EXPERIMENT} has no experiment that can be used ({printable(str(error), 500)}); copy the folder again"
+        ) from None
     labels = tuple(map(str, about.get("labels") or ()))
-    model = _model(path, str(kind)).to(_device(device))
+    model = _model_of_run(path, str(kind)).to(_device(device))
     if kind != "lm" and len(labels) != model.config.num_labels:
         raise ValueError(
             f"{path / EXPERIMENT} names {len(labels):,} labels, and the model has {model.config.num_labels:,}: copy the folder again"
         )
     return Trained(path, experiment, model, str(kind), labels, about, data)
+
+
+def load_any(folder: str | os.PathLike[str], data: str | None = None, device: str | torch.device | None = None) -> Trained:
+    """The same, also of a model by itself, as ``save_pretrained`` makes it, if it reads bytes as ``ByteTokenizer`` has them."""
+    path = Path(folder)
+    if path.name == MODEL and (path.parent / EXPERIMENT).is_file():
+        path = path.parent
+    if (path / EXPERIMENT).is_file() or not (path / "config.json").is_file():
+        return load(path, data, device)
+    config = read_json(path / "config.json")
+    kinds = {head.__name__: kind for kind, head in HEADS.items()}
+    (name,) = (config.get("architectures") or ["none"])[:1]
+    if name not in kinds:
+        raise ValueError(f"{path} holds a model that is none of {', '.join(kinds)}: {name!r:.60}")
+    model, kind = _model(path, kinds[name]).to(_device(device)), kinds[name]
+    if model.config.vocab_size != PAPER.size or model.config.axes != 1:
+        raise ValueError(
+            f"{path} holds a model of {model.config.vocab_size:,} tokens, and nothing that says what they are; by itself a model must "
+            f"read bytes ({PAPER.size} tokens, one axis): give the run folder that it is of"
+        )
+    labels = () if kind == "lm" else tuple(str(model.config.id2label[n]) for n in range(model.config.num_labels))
+    longest = int(next((entry["max_length"] for entry in model.config.position if "max_length" in entry), MOST_TOKENS))
+    about = {"kind": kind, "unit": "bytes", "input": {"alphabet": asdict(PAPER), "max_length": longest}}
+    nothing = Experiment(task=kind, model=str(path), steps=1)  # how it was trained is not known
+    return Trained(path, nothing, model, kind, labels, about, data)
 
 
 def describe(task: Task, test_items: int | None = None) -> dict[str, Any]:
@@ -186,21 +228,21 @@ def _read(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(f"{printable(str(folder))} is no run folder, there is no {EXPERIMENT} in it: give one that train made")
     try:
-        content = json.loads(file.read_bytes())
+        content = json_of(file)
     except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}); copy the folder again") from None
+        raise ValueError(f"{printable(str(file))} is damaged ({error}); copy the folder again") from None
     if not isinstance(content, dict) or "format" not in content:
         raise ValueError(f"{file} is not that of a run folder: it must be an object with a format; copy the folder again")
     if content["format"] != FORMAT:
-        made, here = content.get("version"), permuteformer.__version__
+        made, here = printable(str(content.get("version"))), permuteformer.__version__
         raise ValueError(
-            f"{folder} was made by permuteformer {made} (format {content['format']}), and this is permuteformer {here}, which reads "
-            f"format {FORMAT}: install permuteformer {made}, or train it anew"
+            f"{folder} was made by permuteformer {made} (format {content['format']!r:.50}), and this is permuteformer {here}, "
+            f"which reads format {FORMAT}: install permuteformer {made}, or train it anew"
         )
     return content
 
 
-def _model(folder: Path, kind: str) -> PermuteFormerPreTrainedModel:
+def _model_of_run(folder: Path, kind: str) -> PermuteFormerPreTrainedModel:
     path = folder / MODEL
     if not path.is_dir():
         result = read_json(folder / RESULT)
@@ -212,32 +254,21 @@ def _model(folder: Path, kind: str) -> PermuteFormerPreTrainedModel:
         raise FileNotFoundError(
             f"{folder} is not finished, there is no {MODEL} in it: train it to the end; if interrupted, permuteformer resume {folder}"
         )
+    return _model(path, kind)
+
+
+def _model(path: Path, kind: str) -> PermuteFormerPreTrainedModel:
     try:
-        with _quietly():
-            # Weights as safetensors only: a pickle could run what it likes.
-            model, info = HEADS[kind].from_pretrained(path, local_files_only=True, use_safetensors=True, output_loading_info=True)
-    except Exception as error:  # of transformers, safetensors and the operating system, of many types
-        raise ValueError(f"{path} cannot be loaded ({type(error).__name__}: {error}); copy the folder again") from None
+        with quietly():
+            model, info = HEADS[kind].from_pretrained(path, local_files_only=True, output_loading_info=True)
+    except OSError as error:
+        raise ValueError(str(error)) from None
     wrong = {name: sorted(map(str, info[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[name]}
     if wrong:
         words = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys[:3])}" for name, keys in wrong.items())
         raise ValueError(f"the weights in {path} are not those of its configuration ({words}); copy the folder again")
     loaded: PermuteFormerPreTrainedModel = model.eval()
     return loaded
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the bar and the tables of transformers: what they tell of is checked."""
-    bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
 
 
 def _device(device: str | torch.device | None) -> torch.device:

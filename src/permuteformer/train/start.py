@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -81,6 +82,11 @@ def _check_processes(processes: int, shard: bool, sequence_parallel: int) -> Non
             f"--sequence-parallel {sequence_parallel} spreads every row over {sequence_parallel} processes, and {there}: start so many, "
             f"or a multiple, torchrun --nproc-per-node {sequence_parallel} -m permuteformer train … --sequence-parallel {sequence_parallel}"
         )
+
+
+def usual_trackers() -> tuple[str, ...]:
+    """Without a word: TensorBoard where it is installed (``pip install 'permuteformer[tensorboard]'``), else none."""
+    return ("tensorboard",) if find_spec("tensorboard") else ()
 
 
 def _check_trackers(track: Sequence[str]) -> None:

@@ -41,6 +41,16 @@ class Cursor:
         """As plain data."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Cursor:
+        """From plain data; raises where a field is of another kind."""
+        cursor, kinds = cls(**content), {"unvalidated": bool, "best": dict}
+        for name, value in asdict(cursor).items():
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+            if not (isinstance(value, kinds[name]) if name in kinds else is_number or (name == "best_step" and value is None)):
+                raise ValueError(f"{name} of a cursor cannot be {value!r:.100}")
+        return cursor
+
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The weights and buffers, whole, in the memory of the computer; a tied one once. All processes must call it."""
@@ -54,6 +64,8 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise ValueError(f"the weights are of another model: {', '.join(sorted(set(own) ^ set(tensors))[:3])} is only in one of them")
     with torch.no_grad():
         for name, value in own.items():
+            if tensors[name].shape != value.shape:
+                raise ValueError(f"the weights are of another model: {name} is {tuple(tensors[name].shape)}, not {tuple(value.shape)}")
             value.copy_(_shared_out(tensors[name], value))
 
 
@@ -73,6 +85,8 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, tensors: Mapping[str,
     for name, value in tensors.items():
         weight, _, key = name.rpartition("/")
         like = parameters[weight]
+        if value.shape != (torch.Size() if key == "step" else like.shape):
+            raise ValueError(f"the optimiser is of another model: {name} is {tuple(value.shape)}, not {tuple(like.shape)}")
         count_device = like.device if optimizer.defaults.get("fused") else "cpu"
         optimizer.state[like][key] = (value.to(count_device) if key == "step" else _shared_out(value, like)).clone()
 
@@ -95,6 +109,8 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = state["numpy"]
+    if name != "MT19937" or len(keys) != 624 or not 0 <= rest[0] <= 624:  # NumPy does not look, and would read elsewhere
+        raise ValueError("the random numbers of NumPy are of another kind")
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
     on_device = state.get("device")
     set_torch_random_state((_unhex(state["torch"]), None if on_device is None else _unhex(on_device)), device)

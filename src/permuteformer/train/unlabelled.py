@@ -10,20 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from permuteformer.folders import content_of
 from permuteformer.registry import unknown
 from permuteformer.tasks.classify import IMAGES, TEXTS
 from permuteformer.tasks.images import ENDINGS as IMAGE_ENDINGS
 from permuteformer.tasks.inputs import Values
 from permuteformer.tasks.match import FIRST, SECOND
-from permuteformer.tasks.own import choose_column, inside, text_bytes
+from permuteformer.tasks.own import choose_column, image_bytes, text_bytes
 from permuteformer.tasks.readers import lines as readers
 from permuteformer.tasks.readers.archives import MAX_MEMBER_BYTES, members
 from permuteformer.tasks.readers.images import gray_image
 from permuteformer.tasks.readers.literals import bytes_literal
-from permuteformer.tasks.readers.problems import BadItem, Problems, printable
+from permuteformer.tasks.readers.problems import BadItem, Problems
 from permuteformer.tasks.readers.tables import ENDINGS as TABLE_ENDINGS
 from permuteformer.tasks.readers.tables import column_names, rows
 from permuteformer.tasks.readers.unpacking import PACKINGS, check_file
+from permuteformer.texts import printable
 from permuteformer.train.saved import Trained
 
 Source = str | os.PathLike[str] | BinaryIO
@@ -74,7 +76,7 @@ def read(trained: Trained, source: Source, columns: Mapping[str, str], problems:
             there is such a column, else guessed.
         problems: takes items that cannot be used.
     """
-    parts = _parts(trained)
+    parts = parts_of(trained)
     for option in columns:
         if option not in (*parts, "id"):
             raise ValueError(f"{unknown('column', option, (*parts, 'id'))}; the model reads {WANTED[parts[0]]}")
@@ -101,7 +103,38 @@ def read(trained: Trained, source: Source, columns: Mapping[str, str], problems:
     raise ValueError(f"{printable(str(path))} cannot be read; the model reads {WANTED[parts[0]]}")
 
 
-def _parts(trained: Trained) -> tuple[str, ...]:
+def item_of_texts(trained: Trained, texts: Sequence[str], place: str = "the text") -> Unlabelled:
+    """One text, or the two of a pair, as an item."""
+    parts = parts_of(trained)
+    if parts == ("image",):
+        raise ValueError("the model reads images, and this is a text: give an image")
+    if len(texts) != len(parts):
+        wanted = "two texts, one after the other" if len(parts) == 2 else "one text"
+        raise ValueError(f"the model reads {wanted}; {len(texts)} were given")
+    value = _text_value(trained)
+    return _item(trained, place, None, None, tuple(value(text) for text in texts))
+
+
+def item_of_image(trained: Trained, data: bytes, place: str = "the image") -> Unlabelled:
+    """The content of an image file as an item."""
+    if (parts := parts_of(trained)) != ("image",):
+        raise ValueError(f"the model reads {'pairs of texts' if len(parts) == 2 else 'texts'}, and this is an image: give a text")
+    return _item(trained, place, None, None, (_pixels(trained, data),))
+
+
+def item_of_split(trained: Trained, split: str, number: int) -> Unlabelled | str:
+    """An item of the run's own data, which must be where it was; of a language model the text of a window."""
+    items = trained.task.dataset(split)
+    if not 0 <= number < len(items):
+        raise ValueError(f"item must be from 0 to {len(items) - 1:,}, as the {split} split has {len(items):,}; it is {number:,}")
+    item = items[number]
+    if trained.kind == "lm":
+        return trained.task.words(item)[0]
+    columns = [name for name, kind in trained.task.columns.items() if kind == "binary"]
+    return _item(trained, f"item {number:,} of {split}", None, None, tuple(bytes(item[column]) for column in columns))
+
+
+def parts_of(trained: Trained) -> tuple[str, ...]:
     """What an item is made of."""
     if trained.kind == "lm":
         raise ValueError(f"{trained.folder} is a language model, which has no labels: go on with a text by permuteformer generate")
@@ -167,7 +200,7 @@ def _of_folder(trained: Trained, path: Path, problems: Problems) -> Iterator[Unl
 def _of_image(trained: Trained, path: Path, problems: Problems) -> Iterator[Unlabelled]:
     check_file(path)
     try:
-        yield _item(trained, str(path), None, path.name, (_pixels(trained, _content(path)),))
+        yield _item(trained, str(path), None, path.name, (_pixels(trained, content_of(path, MAX_MEMBER_BYTES)),))
     except ValueError as error:
         problems.add(BadItem(path, None, str(error)))
 
@@ -221,16 +254,7 @@ def _text_cell(value: Callable[[str], bytes], cell: object, column: str) -> byte
 def _image_cell(trained: Trained, table: Path, cell: object, column: str) -> bytes:
     if not isinstance(cell, str) or not cell:
         raise ValueError(f"column {column!r} must be the path of an image; it is {cell!r:.50}")
-    file = inside(Path(cell), table.parent)
-    if not file.is_file():
-        raise ValueError(f"there is no image {cell!r:.100}")
-    return _pixels(trained, _content(file))
-
-
-def _content(path: Path) -> bytes:
-    if path.stat().st_size > MAX_MEMBER_BYTES:
-        raise ValueError(f"it has more than {MAX_MEMBER_BYTES:,} bytes, which is the limit")
-    return path.read_bytes()
+    return _pixels(trained, image_bytes(cell, table.parent))
 
 
 def _pixels(trained: Trained, data: bytes) -> bytes:

@@ -22,7 +22,7 @@ from permuteformer.models.backbone import PermuteFormerPreTrainedModel
 from permuteformer.tasks import Batch
 from permuteformer.train.build import inputs, targets
 from permuteformer.train.feed import Piece
-from permuteformer.train.finite import NotFinite, bad_gradients, first_bad_layer, item_numbers
+from permuteformer.train.finite import NotFinite, bad_gradients, bad_weights, first_bad_layer, item_numbers
 from permuteformer.train.schedule import learning_rate
 from permuteformer.train.state import set_torch_random_state, torch_random_state
 from permuteformer.train.together import total
@@ -84,9 +84,11 @@ class Updater:
         finite = all(map(math.isfinite, losses))
         own = math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)) if finite else 0.0
         bad_norm = not math.isfinite(norm) and accelerator.scaler is None  # a scaler skips what is too large, and scales less
-        loss, bad_losses, bad_norms, *told_by_all = total(accelerator, own, not finite, bad_norm, *told())
-        if bad_losses or bad_norms:
-            self._stop(share, losses, before, bad_losses > 0, step)
+        # A weight of minus infinity before a relu shows in nothing else; the norm is quick, and too large for some that are finite.
+        bad_weight = not math.isfinite(self._norm(list(self.bare.parameters()))) and bool(bad_weights(self.bare))
+        loss, losses_bad, norms_bad, weights_bad, *told_by_all = total(accelerator, own, not finite, bad_norm, bad_weight, *told())
+        if losses_bad or norms_bad or weights_bad:
+            self._stop(share, losses, before, "loss" if losses_bad else "weight" if weights_bad else "gradient", step)
         rate = self._step(step, norm)
         return Updated(loss, counted, int(tokens), norm, rate, told_by_all)
 
@@ -118,7 +120,11 @@ class Updater:
     def _gradient_norm(self) -> float:
         if self.accelerator.scaler is not None:
             self.accelerator.unscale_gradients(self._stepper)
-        norm = nn.utils.get_total_norm([p.grad for p in self.bare.parameters() if p.grad is not None])
+        return self._norm([p.grad for p in self.bare.parameters() if p.grad is not None])
+
+    @torch.no_grad()
+    def _norm(self, tensors: Sequence[Tensor]) -> float:
+        norm = nn.utils.get_total_norm(tensors)
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def _step(self, step: int, norm: float) -> float:
@@ -132,18 +138,19 @@ class Updater:
         self._stepper.zero_grad(set_to_none=True)
         return rate
 
-    def _stop(self, share: Sequence[Piece], losses: Sequence[float], before: Any, is_loss: bool, step: int) -> None:
+    def _stop(self, share: Sequence[Piece], losses: Sequence[float], before: Any, what: str, step: int) -> None:
         """Say where it began. All processes come here together, and all compute once more: a sharded model needs all of them."""
+        is_loss = what == "loss"
         if is_loss:
             set_torch_random_state(before, self.accelerator.device)
             place = first_bad_layer(self.bare, lambda: [self.loss(piece.batch, self.bare) for piece in share])
         else:
-            place = bad_gradients(self.bare)
+            place = bad_gradients(self.bare) if what == "gradient" else bad_weights(self.bare)
         bad = [(piece, loss) for piece, loss in zip(share, losses, strict=True) if not (is_loss and math.isfinite(loss))]
         own = [(loss, place, piece.batch.ids.tolist()) for piece, loss in bad]
         found = gather_object(own) if self.accelerator.num_processes > 1 else own
         loss, place = next(((loss, place) for loss, place, _ in found if place), (math.nan, "a layer that is not known"))
-        told = f"the loss is {loss}; it began in {place}" if is_loss else f"a gradient is not finite, of {place}"
+        told = f"the loss is {loss}; it began in {place}" if is_loss else f"a {what} is not finite, of {place}"
         raise NotFinite(f"step {step:,}: {told}; {item_numbers([n for *_, ids in found for n in ids])} of the train split")
 
 

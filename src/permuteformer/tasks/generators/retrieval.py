@@ -24,7 +24,7 @@ import numpy as np
 
 from permuteformer.folders import new_folder
 from permuteformer.registry import unknown
-from permuteformer.tasks.readers.problems import printable
+from permuteformer.texts import printable
 
 FILES = {"train": "new_aan_pairs.train.tsv", "validation": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
 """The benchmark's own names."""

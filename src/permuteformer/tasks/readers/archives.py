@@ -9,8 +9,9 @@ from typing import BinaryIO, TypeVar
 
 from permuteformer.tasks.readers import entries
 from permuteformer.tasks.readers.entries import Entry
-from permuteformer.tasks.readers.problems import BadItem, Problems, printable
+from permuteformer.tasks.readers.problems import BadItem, Problems
 from permuteformer.tasks.readers.unpacking import AnyPath, Broken, reason
+from permuteformer.texts import printable
 
 MAX_MEMBER_BYTES = 512 << 20
 """A larger member is a problem for ``members``, which holds one in memory; ``extract`` takes it."""

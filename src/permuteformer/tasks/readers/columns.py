@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from permuteformer.tasks.readers.problems import BadItem, printable
+from permuteformer.tasks.readers.problems import BadItem
 from permuteformer.tasks.readers.unpacking import AnyPath
+from permuteformer.texts import printable
 
 T = TypeVar("T")
 

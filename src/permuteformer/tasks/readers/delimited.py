@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from permuteformer.tasks.readers import lines
 from permuteformer.tasks.readers.columns import without_empty_lines, wrong_names
 from permuteformer.tasks.readers.lines import text_lines
-from permuteformer.tasks.readers.problems import BadItem, printable
+from permuteformer.tasks.readers.problems import BadItem
 from permuteformer.tasks.readers.unpacking import AnyPath, reason
+from permuteformer.texts import printable
 
 MAX_COLUMNS = 100_000
 """A line of tabs must not become millions of fields."""

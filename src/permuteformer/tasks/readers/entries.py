@@ -11,7 +11,7 @@ from functools import partial
 
 from permuteformer.tasks.readers.problems import BadItem
 from permuteformer.tasks.readers.tars import Tar
-from permuteformer.tasks.readers.unpacking import CHUNK, AnyPath, Broken, check_file, reason
+from permuteformer.tasks.readers.unpacking import CHUNK, AnyPath, Broken, check_file, check_ratio, reason
 
 
 @dataclass
@@ -117,6 +117,7 @@ def _of_zip(path: AnyPath) -> Iterator[Entry]:
             raise Broken("there are no members in it")
         if sum(info.compress_size for info in listed) > os.path.getsize(path):
             raise Broken("its members overlap, as in a zip bomb", "do not trust it")
+        check_ratio(sum(info.file_size for info in listed), os.path.getsize(path))
         for info in listed:
             place = f"{os.fspath(path)}: {info.orig_filename}"
             yield Entry(place, info.orig_filename, _kind(info), info.file_size, partial(_unzipped, archive, info, place))
@@ -124,7 +125,7 @@ def _of_zip(path: AnyPath) -> Iterator[Entry]:
 
 def _kind(info: zipfile.ZipInfo) -> str:
     mode = stat.S_IFMT(info.external_attr >> 16)
-    if info.is_dir():
+    if info.filename.endswith("/"):  # not is_dir(), which falls over an empty name
         return "folder"
     if mode not in (0, stat.S_IFREG):
         return "a link" if mode == stat.S_IFLNK else "a pipe or a device"

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 from permuteformer.tasks.readers.columns import without_empty_lines
 from permuteformer.tasks.readers.lines import text_lines
-from permuteformer.tasks.readers.problems import BadItem, printable
+from permuteformer.tasks.readers.problems import BadItem
 from permuteformer.tasks.readers.unpacking import AnyPath
+from permuteformer.texts import printable
 
 MAX_DIGITS = 4_300
 """Of a whole number: the time that Python takes for one grows with the square of its length."""

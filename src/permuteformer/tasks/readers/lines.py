@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from permuteformer.tasks.readers.problems import BadItem, Problems, printable
+from permuteformer.tasks.readers.problems import BadItem, Problems
 from permuteformer.tasks.readers.unpacking import AnyPath, Broken, chunks
+from permuteformer.texts import printable
 
 MAX_LINE_BYTES = 256 << 20
 """A longer line is a problem, and passed over without being kept."""

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from permuteformer.tasks.readers.columns import wrong_names
+from permuteformer.tasks.readers.pages import check_columns, column_chunks
 from permuteformer.tasks.readers.problems import BadItem
-from permuteformer.tasks.readers.unpacking import AnyPath, check_file, reason
+from permuteformer.tasks.readers.unpacking import AnyPath, Broken, check_file, reason
+
+MAX_COLUMNS = 10_000
 
 BATCH = 8
 """Rows that are in memory at once: few, as a small file may say one long text many times."""
@@ -24,9 +27,15 @@ def rows(path: AnyPath) -> Rows:
         yield 0, problem
         return
     last = 0
-    with file:
+    with file, open(path, "rb") as raw:
+        chunks = column_chunks(raw)
         for group in range(file.num_row_groups):
             first, last = last + 1, last + file.metadata.row_group(group).num_rows
+            try:
+                check_columns(raw, chunks[group])  # as many groups as Arrow found, by the same footer
+            except (Broken, OSError) as error:
+                yield first, BadItem(path, first, f"rows {first:,} to {last:,} cannot be read: {reason(error)}")
+                continue
             yield from _group(path, file, group, first, last)
 
 
@@ -43,11 +52,16 @@ def _opened(path: AnyPath) -> Any:
     if not os.path.getsize(path):
         raise BadItem(path, None, "the file is empty; fetch or copy it again")
     try:
+        with open(path, "rb") as raw:
+            column_chunks(raw)
         # Buffered and not ahead: else a whole group of rows is in memory.
         file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
         names = file.schema_arrow.names
     except Exception as error:  # Arrow's own errors, and those of Python that it raises, are of many types
         raise BadItem(path, None, f"this cannot be read as Parquet ({reason(error)}); fetch or copy it again") from None
+    if len(names) > MAX_COLUMNS:
+        file.close()
+        raise BadItem(path, None, f"there are more than {MAX_COLUMNS:,} columns, which is the limit")
     if wrong := wrong_names(names):
         file.close()
         raise BadItem(path, None, f"columns must have different names; {wrong}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from permuteformer.texts import printable
+
 SHOWN = 20
 """Problems that are kept word by word; the rest are counted."""
 
@@ -50,13 +52,3 @@ class Problems:
         self.count += 1
         if len(self.shown) < SHOWN:
             self.shown.append(str(problem))
-
-
-def printable(text: str, most: int = 200) -> str:
-    """The text with control characters escaped and its length bounded: fit for a terminal and a log.
-
-    >>> printable("red \\x1b[31m")
-    'red \\\\x1b[31m'
-    """
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
-    return shown if len(text) <= most else shown[:most] + "…"

@@ -8,8 +8,9 @@ from typing import Any
 
 from permuteformer.tasks.readers import delimited, jsonlines, parquet
 from permuteformer.tasks.readers.columns import wrong_names
-from permuteformer.tasks.readers.problems import BadItem, Problems, printable
+from permuteformer.tasks.readers.problems import BadItem, Problems
 from permuteformer.tasks.readers.unpacking import PACKINGS, AnyPath
+from permuteformer.texts import printable
 
 
 def rows(path: AnyPath, problems: Problems, *, columns: Sequence[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:

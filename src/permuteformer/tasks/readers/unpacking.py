@@ -11,13 +11,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from permuteformer.tasks.readers.problems import BadItem, printable
+from permuteformer.tasks.readers.problems import BadItem
+from permuteformer.texts import printable
 
 AnyPath = str | os.PathLike[str]
 """A path as callers may give it."""
 
 MAX_UNPACKED_BYTES = 1 << 40
 """No file becomes more than this. It ends streams that would never end; memory is bounded by ``CHUNK`` anyway."""
+
+MAX_FREE_BYTES = 2 << 30
+MAX_RATIO = 200
+"""From so many bytes on, a packed file may become so many times as large: texts become 3 to 10 times, and no more than 50."""
 
 CHUNK = 1 << 20
 
@@ -66,7 +71,16 @@ def chunks(path: AnyPath) -> Iterator[bytes]:
             total += len(piece)
             if total > MAX_UNPACKED_BYTES:
                 raise Broken(f"it unpacks to more than {MAX_UNPACKED_BYTES:,} bytes, which is the limit", "do not trust it")
+            if packing:
+                check_ratio(total, file.tell())
             yield piece
+
+
+def check_ratio(unpacked: int, packed: int) -> None:
+    """Raise where little becomes much, as in a decompression bomb: what people write never does."""
+    if unpacked > MAX_FREE_BYTES and unpacked > MAX_RATIO * packed:
+        wrong = f"it unpacks to more than {MAX_FREE_BYTES:,} bytes and {MAX_RATIO} times its size, as a decompression bomb does"
+        raise Broken(wrong, "unpack it yourself if you trust it")
 
 
 def check_file(path: AnyPath) -> None:

@@ -122,6 +122,15 @@ def test_a_footer_that_ended_the_process(tmp_path):
             pages.column_chunks(opened)
 
 
+def test_a_footer_that_is_read_in_two_ways(tmp_path, monkeypatch):
+    """Found by fuzzing: Arrow saw a group of rows more than we did."""
+    path = tmp_path / "a.parquet"
+    path.write_bytes(parquet(pa.table({"a": [1]})))
+    monkeypatch.setattr("permuteformer.tasks.readers.parquet.column_chunks", lambda file: [])
+    with pytest.raises(BadItem, match="its footer is damaged"):
+        list(rows(path, Problems()))
+
+
 def header(format, side):
     """The beginning of an image of so many pixels a side."""
     if format == "PNG":
@@ -199,7 +208,11 @@ def test_configurations_of_models_that_nobody_has(tmp_path):
         ({"position": [{"name": "learned", "max_length": 10**9}]}, "config.json tells of a model of 8,000,000,"),
         ({"position": [{"name": "permute"}] * 1000}, "at most 16 encodings"),
         ({"position": [{"name": "permute", "permutation": "max_order"}], "hidden_size": 8192}, "must be at most 2,048"),
-        ({"attention": {"name": "linear", "feature_multiplier": 10**6}}, "feature_size of 2 heads"),
+        ({"attention": {"name": "linear", "feature_multiplier": 10**5}}, "feature_size of 2 heads"),
+        (
+            {"attention": {"name": "linear", "feature_multiplier": 2**32}, "position": [{"name": "rope"}]},
+            "feature_multiplier times hidden_size",
+        ),
         ({"attention": {"name": "linformer", "max_length": 10**9}, "position": []}, "config.json tells of a model of"),
         ({"dtype": "load"}, "dtype must be one of"),
         ({"id2label": [1]}, "id2label must be an object"),

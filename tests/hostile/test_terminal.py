@@ -133,6 +133,12 @@ def test_commands_about_models(text_run, tmp_path):
         assert invoke(*words)
 
 
+def test_reports_of_another_format(tmp_path):
+    """Found by fuzzing: the version was told as it is."""
+    (tmp_path / "experiment.json").write_text(json.dumps({"format": "\x1b[31m", "version": "\x1b[31m" + "é" * 5000}))
+    assert len(invoke("report", tmp_path)) < 1000
+
+
 def test_reports(tmp_path):
     hostile = "\x1b[31m[/] \u202e </script>"
     record = {

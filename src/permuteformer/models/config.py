@@ -46,6 +46,7 @@ LARGEST = {
 """Far beyond any model, and small enough that a configuration of a stranger takes no more than a moment to be looked at."""
 
 MOST_POSITIONS = 16
+MOST_FEATURES = 2**20
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -145,6 +146,11 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         check_whole(vocab_size=self.vocab_size, num_hidden_layers=self.num_hidden_layers, intermediate_size=self.intermediate_size)
         for name in LARGEST.keys() - {"num_labels"}:
             _at_most(name, getattr(self, name))
+        features = self.attention.get("feature_multiplier", 1)
+        if isinstance(features, int) and features * self.hidden_size > MOST_FEATURES:
+            raise ValueError(
+                f"feature_multiplier times hidden_size must be at most {MOST_FEATURES:,}; they are {features:,} and {self.hidden_size:,}"
+            )
         if len(self.position) > MOST_POSITIONS:
             raise ValueError(f"position must be a list of at most {MOST_POSITIONS} encodings; it has {len(self.position):,}")
         if not 0 <= self.hidden_dropout < 1:

@@ -136,7 +136,7 @@ def check_format(content: Mapping[str, Any]) -> None:
     """Raise unless the content is of the format that is read here."""
     if content.get("format") != FORMAT:
         version = content.get("version")
-        written = f" (written by version {version})" if version else ""
+        written = f" (written by version {printable(str(version), 50)})" if version else ""
         raise ValueError(
             f"it is of format {_brief(content.get('format'))}{written}, and this version reads format {FORMAT}: "
             "make the report with the version that wrote it"

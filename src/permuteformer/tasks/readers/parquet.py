@@ -32,7 +32,7 @@ def rows(path: AnyPath) -> Rows:
         for group in range(file.num_row_groups):
             first, last = last + 1, last + file.metadata.row_group(group).num_rows
             try:
-                check_columns(raw, chunks[group])  # as many groups as Arrow found, by the same footer
+                check_columns(raw, chunks[group])
             except (Broken, OSError) as error:
                 yield first, BadItem(path, first, f"rows {first:,} to {last:,} cannot be read: {reason(error)}")
                 continue
@@ -53,12 +53,15 @@ def _opened(path: AnyPath) -> Any:
         raise BadItem(path, None, "the file is empty; fetch or copy it again")
     try:
         with open(path, "rb") as raw:
-            column_chunks(raw)
+            groups = len(column_chunks(raw))
         # Buffered and not ahead: else a whole group of rows is in memory.
         file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
         names = file.schema_arrow.names
     except Exception as error:  # Arrow's own errors, and those of Python that it raises, are of many types
         raise BadItem(path, None, f"this cannot be read as Parquet ({reason(error)}); fetch or copy it again") from None
+    if groups != file.num_row_groups:  # of a footer that is read in two ways
+        file.close()
+        raise BadItem(path, None, "this cannot be read as Parquet (its footer is damaged); fetch or copy it again")
     if len(names) > MAX_COLUMNS:
         file.close()
         raise BadItem(path, None, f"there are more than {MAX_COLUMNS:,} columns, which is the limit")

@@ -88,7 +88,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path, console):
 
 def test_out_of_memory_is_a_result(tmp_path, console):
     sizes = {**TINY, "hidden_size": 2**13, "intermediate_size": 2**20}  # a matrix of 32 GiB
-    huge, step = replace(DIGITS, model_fields=sizes), replace(STEP, model_fields=sizes)
+    huge, step = replace(DIGITS, model="transformer-image", model_fields=sizes), replace(STEP, model="transformer-lm", model_fields=sizes)
     jobs = jobs_of([Cell("1", "huge", "digits", 0, huge), Cell("speed", "huge", "64", 0, step)], tmp_path)
     assert run(jobs, preset="quick", command="permuteformer reproduce", at_once=1, data=None, console=console) == {}
     assert [job.result["status"] for job in jobs] == ["out of memory"] * 2

@@ -28,7 +28,7 @@ LEAST = 0.1
 MOST = 200
 """Gradients at most; 4 a piece of the path."""
 SECONDS = 20.0
-"""No piece is halved after so long, and no further span is blanked out; what is missing then is told."""
+"""No piece is halved that would take longer, and no further span is blanked out; what is missing then is told."""
 TOKENS = 16_384
 """Tokens that are computed at a time."""
 
@@ -150,8 +150,10 @@ def integrated_gradients(question: Question, progress: Progress | None = None, m
             done[piece] = share, abs(float(share.sum()) - (edges[piece[1]] - edges[piece[0]]))
         gradients += len(fresh) * len(NODES)
         off = sum(missing for _, missing in done.values())
-        room = (most - gradients) // (2 * len(NODES))
-        if off <= tolerance or room < 1 or time.monotonic() - begun > SECONDS:
+        spent = time.monotonic() - begun
+        in_time = int((SECONDS - spent) / spent * gradients) if spent else most  # at the pace of those so far
+        room = min(most - gradients, in_time) // (2 * len(NODES))
+        if off <= tolerance or room < 1:
             break
         worst = sorted(done, key=lambda piece: -done[piece][1])
         halved = [piece for piece in worst if done[piece][1] > tolerance / (2 * len(done))][:room]

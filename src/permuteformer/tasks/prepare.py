@@ -60,11 +60,7 @@ class Items(Sequence[Row]):
         self._open()
 
     def _open(self) -> None:
-        import pyarrow as pa
-
-        check_arrow(self.path)
-        with pa.memory_map(str(self.path)) as file:  # which stays mapped as long as the table is there
-            self._table: pa.Table = pa.ipc.open_stream(file).read_all()
+        self._table: pa.Table = read_table(self.path)
         self._batches: list[pa.RecordBatch] = self._table.to_batches()
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
 
@@ -116,23 +112,24 @@ class Items(Sequence[Row]):
         return lengths.astype(np.int64)
 
 
-def check_arrow(path: Path) -> None:
-    """Raise unless a file holds columns of bytes and whole numbers, as they are written here.
+def read_table(path: Path) -> pa.Table:
+    """An Arrow file, mapped; raises unless it holds columns of bytes and whole numbers, as they are written here.
 
     Caches may be shared. Arrow believes what a file says of its offsets, and would read memory that is not its own.
     """
     import pyarrow as pa
 
     try:
-        with pa.memory_map(str(path)) as file:
-            rows = pa.ipc.open_stream(file).read_all()
-            rows.validate(full=True)
+        with pa.memory_map(str(path)) as file:  # which stays mapped as long as the table is there
+            table: pa.Table = pa.ipc.open_stream(file).read_all()
+            table.validate(full=True)
     except Exception as error:  # of many types
         raise ValueError(f"{path} is damaged ({printable(str(error))}): delete its folder, and it is made anew") from None
-    plain = all(pa.types.is_integer(kind) or kind in (pa.binary(), pa.large_binary()) for kind in rows.schema.types)
-    plain = plain and all(name.isidentifier() for name in rows.schema.names)
-    if not plain or b"huggingface" in (rows.schema.metadata or {}):
-        raise ValueError(f"{path} was not written here ({printable(str(rows.schema))}): delete its folder, and it is made anew")
+    plain = all(pa.types.is_integer(kind) or kind in (pa.binary(), pa.large_binary()) for kind in table.schema.types)
+    plain = plain and all(name.isidentifier() for name in table.schema.names)
+    if not plain or b"huggingface" in (table.schema.metadata or {}):
+        raise ValueError(f"{path} was not written here ({printable(str(table.schema))}): delete its folder, and it is made anew")
+    return table
 
 
 def prepare(task: Task, source: Source, progress: Callable[[int], None] | None = None) -> Prepared:

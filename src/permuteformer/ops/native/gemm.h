@@ -53,20 +53,36 @@ struct Matrix {
     ptrdiff_t row, panel;
 };
 
-// Rows that will be read next, brought nearer a few at a time while products are computed: rows of a head lie far from each other, so
-// that the processor does not see by itself where they go on.
+// Rows that will be read next, brought nearer a few lines of the cache at a time while products are computed: rows of a head lie far from each
+// other, so that the processor does not see by itself where they go on.
 struct Ahead {
-    const char *row = nullptr;
-    ptrdiff_t stride = 0, size = 0, place = 0;
-    int64_t rows = 0;
+    struct Rows {
+        const float *x;
+        ptrdiff_t token, numbers;
+    };
+    static constexpr ptrdiff_t LINE = 64;
+
+    Rows of[3] = {};
+    int count = 0, at = 0;
+    int64_t rows = 0, row = 0, pace = 0;
+    ptrdiff_t place = 0;
 
     Ahead() = default;
-    Ahead(const float *x, ptrdiff_t token, ptrdiff_t numbers, int64_t rows)
-        : row(reinterpret_cast<const char *>(x)), stride(4 * token), size(4 * numbers), rows(rows) {}
+    template <typename... More>
+    explicit Ahead(int64_t rows, More... more) : of{more...}, count(sizeof...(more)), rows(rows) {}
+
+    // All of it in so many calls of some().
+    void share_out(int64_t calls) {
+        int64_t lines = 0;
+        for (int n = 0; n < count; n++) lines += rows * ((4 * of[n].numbers + LINE - 1) / LINE);
+        pace = (lines + calls - 1) / calls;
+    }
     void some() {
-        for (int n = 0; n < 8 && rows > 0; n++) {
-            __builtin_prefetch(row + place, 0, 2);
-            if ((place += 64) >= size) place = 0, row += stride, rows--;
+        for (int64_t n = 0; n < pace && at < count; n++) {
+            __builtin_prefetch(reinterpret_cast<const char *>(of[at].x + row * of[at].token) + place, 0, 2);
+            if ((place += LINE) < 4 * of[at].numbers) continue;
+            place = 0;
+            if (++row == rows) row = 0, at++;
         }
     }
 };
@@ -119,6 +135,8 @@ static void tiles(ptrdiff_t rows, ptrdiff_t depth, const float *a, ptrdiff_t a_r
 // C = A B, or C += A B: rows x depth times depth x columns, where columns are a multiple of W. A has any strides, so it may be transposed.
 static void multiply(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdiff_t a_column, Matrix b,
                      Matrix c, bool add, Ahead &&ahead = Ahead()) {
+    const ptrdiff_t panels = (columns + PANEL - 1) / PANEL, depths = depth > DEPTH ? (depth + DEPTH - 1) / DEPTH : 1;
+    ahead.share_out(panels * depths * (rows < ROWS ? 1 : rows / ROWS));
     for (ptrdiff_t n = 0; n < columns; n += PANEL) {
         const float *right = b.data + n / PANEL * b.panel;
         float *out = c.data + n / PANEL * c.panel;

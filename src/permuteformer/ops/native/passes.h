@@ -27,7 +27,7 @@ struct Arena {
     }
 };
 
-constexpr int64_t FEW = 16;
+constexpr int64_t FEW = 32;
 
 // Goes along the tokens of one row: what is shown, and where it stands.
 struct Walk {
@@ -220,10 +220,13 @@ static void back(const Sizes &s, const Walk &walk, Room &room, const float *x, i
         if (!walk.is_shown(t)) zero(d_x + t * d_token, s.m);
 }
 
-// The rows of x of the block that begins at t.
-static Ahead next(const float *x, int64_t token, ptrdiff_t numbers, int64_t t, int64_t end) {
+static Ahead::Rows rows(const Tensor4 &x, int64_t b, int64_t h, ptrdiff_t numbers) { return {x.row(b, h), x.token, numbers}; }
+
+// The rows of some tensors that the block of tokens t … end will read.
+template <typename... Rows>
+static Ahead next(int64_t t, int64_t end, Rows... x) {
     const int64_t rows = end - t < BLOCK ? end - t : BLOCK;
-    return rows > 0 ? Ahead(x + t * token, token, numbers, rows) : Ahead();
+    return rows > 0 ? Ahead(rows, Ahead::Rows{x.x + t * x.token, x.token, x.numbers}...) : Ahead();
 }
 
 static inline float divisor(const Call &call, float total) { return call.normalize && total != 0 ? total : 1; }
@@ -249,7 +252,7 @@ static void absorb(const Call &call, int64_t b, int64_t h, int64_t begin, int64_
         fill<MAP>(s, walk, room, call.k.row(b, h), call.k.token, t, stop, f);
         add_rows(sum_z, f, s.f_row, n, s.mp, [](ptrdiff_t) { return 1.0f; });
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(v, s.v_row), s.rows(sum_kv, s.dp), true,
-                 next(call.k.row(b, h), call.k.token, s.m, stop, end));
+                 next(stop, end, rows(call.k, b, h, s.m), rows(call.v, b, h, s.d)));
         walk.pass(t, stop);
     }
     carry_out(s, sum_kv, sum_z, kv, z);
@@ -270,7 +273,7 @@ static void read(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t 
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;
         fill<MAP>(s, walk, room, call.q.row(b, h), call.q.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(kv, s.dp), s.rows(o, s.v_row), false,
-                 next(call.q.row(b, h), call.q.token, s.m, stop, end));
+                 next(stop, end, rows(call.q, b, h, s.m)));
         for (int64_t i = 0; i < n; i++) {
             scale(o + i * s.v_row, 1 / divisor(call, dot(f + i * s.f_row, z, s.mp)), s.dp);
             copy_row(o + i * s.v_row, out + (t + i) * call.out.token, s.d);
@@ -304,7 +307,7 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
         }
         multiply(n, s.mp, s.d, dn, s.v_row, 1, s.panels(kv_t, s.d), s.rows(df, s.f_row), false);
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(dn, s.v_row), s.rows(sum_kv, s.dp), true,
-                 next(call.q.row(b, h), call.q.token, s.m, stop, end));
+                 next(stop, end, rows(call.q, b, h, s.m), rows(call.d_out, b, h, s.d), rows(call.out, b, h, s.d)));
         for (int64_t i = 0; i < n; i++) add_scaled(df + i * s.f_row, z, d_total[i], s.mp);
         add_rows(sum_z, f, s.f_row, n, s.mp, [&](ptrdiff_t i) { return d_total[i]; });
         back<MAP>(s, walk, room, call.q.row(b, h), call.q.token, df, call.d_q.row(b, h), call.d_q.token, t, stop);
@@ -332,7 +335,7 @@ static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, i
         fill<MAP>(s, walk, room, call.k.row(b, h), call.k.token, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(d_kv, s.dp), s.rows(dv, s.v_row), false);
         multiply(n, s.mp, s.d, v, s.v_row, 1, s.panels(d_kv_t, s.d), s.rows(df, s.f_row), false,
-                 next(call.k.row(b, h), call.k.token, s.m, stop, end));
+                 next(stop, end, rows(call.k, b, h, s.m), rows(call.v, b, h, s.d)));
         for (int64_t i = 0; i < n; i++) {
             add_scaled(df + i * s.f_row, d_z, 1, s.mp);
             float *to = call.d_v.row(b, h) + (t + i) * call.d_v.token;

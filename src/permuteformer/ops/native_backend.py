@@ -23,7 +23,7 @@ OPERATORS = {
         f"(Tensor q, Tensor k, Tensor v, Tensor kv, Tensor z, {SHARED}, Tensor? log_decay, bool keep) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
     "scan_back": (
-        f"(Tensor q, Tensor k, Tensor v, Tensor out, Tensor kv, Tensor z, {SHARED}, Tensor? log_decay, Tensor kept,"
+        f"(Tensor q, Tensor k, Tensor v, Tensor out, Tensor kv, Tensor z, {SHARED}, Tensor? log_decay, bool learnable, Tensor kept,"
         " Tensor d_out, Tensor d_kv, Tensor d_z) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
 }
@@ -149,9 +149,9 @@ def _scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) ->
 
 
 def _scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *shared, log_decay, kept, d_out, d_kv, d_z = rest
+    *shared, log_decay, learnable, kept, d_out, d_kv, d_z = rest
     d_log = torch.zeros(q.shape[:2], dtype=torch.float64)
-    gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)._replace(d_log_decay=None if log_decay is None else d_log)
+    gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)._replace(d_log_decay=d_log if learnable else None)
     _call("scan_back", (q, k, v), out, kv, z, _Shared(*shared), log_decay, kept, gradients)
     return *gradients[1:6], d_log.sum(0).float()
 
@@ -205,8 +205,9 @@ def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 def _back_scan(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     q, k, v, out, kv, z, kept, *tensors = ctx.saved_tensors
     *shared, log_decay = _again(ctx.shared, tensors)
-    *d, d_log = torch.ops.permuteformer.scan_back(q, k, v, out, kv, z, *shared, log_decay, kept, d_out, d_kv, d_z)
-    return *d, *(None,) * len(shared), None if log_decay is None else d_log, None
+    learnable = ctx.needs_input_grad[-2]  # which is not the paper's r
+    *d, d_log = torch.ops.permuteformer.scan_back(q, k, v, out, kv, z, *shared, log_decay, learnable, kept, d_out, d_kv, d_z)
+    return *d, *(None,) * len(shared), d_log if learnable else None, None
 
 
 def _again(places: list[Any], tensors: list[Tensor]) -> list[Any]:

@@ -118,6 +118,12 @@ static inline float dot(const float *a, const float *b, ptrdiff_t n) {
     return all_of_them;
 }
 
+static inline float sum_row(const float *x, ptrdiff_t n) {  // n a multiple of W
+    vec total{};
+    for (ptrdiff_t i = 0; i < n; i += W) total += load(x + i);
+    return sum(total);
+}
+
 static inline void add_scaled(float *to, const float *x, float scale, ptrdiff_t n) {  // n a multiple of W
     for (ptrdiff_t i = 0; i < n; i += W) store(to + i, load(to + i) + all(scale) * load(x + i));
 }
@@ -355,15 +361,27 @@ static void absorb_back(const Call &call, int64_t b, int64_t h, int64_t begin, i
 // Powers of a head's r in one block, where hidden tokens take no step. Every exponent is 0 or more, so none overflows.
 struct Powers {
     float of[BLOCK + 1];
-    int32_t steps[BLOCK];  // up to each token, its own among them
+    float falling[BLOCK + 1 + W] = {};  // the same, the last first
+    int32_t steps[BLOCK];               // up to each token, its own among them
     int32_t total;
+    bool all_shown;
 
     explicit Powers(const float *log_decay) {
-        for (int64_t n = 0; n <= BLOCK; n++) of[n] = log_decay ? static_cast<float>(std::exp(n * static_cast<double>(*log_decay))) : 1;
+        for (int64_t n = 0; n <= BLOCK; n++)
+            of[n] = falling[BLOCK - n] = log_decay ? static_cast<float>(std::exp(n * static_cast<double>(*log_decay))) : 1;
     }
     void count(const Walk &walk, int64_t begin, int64_t n) {
         total = 0;
         for (int64_t i = 0; i < n; i++) steps[i] = total += walk.is_shown(begin + i);
+        all_shown = total == n;
+    }
+    // The weights of a query's own key and those before it, decayed.
+    void decay(float *row, int64_t i) const {
+        if (all_shown) {
+            for (int64_t j = 0; j <= i; j += W) store(row + j, load(row + j) * load(falling + BLOCK - i + j));
+        } else {
+            for (int64_t j = 0; j <= i; j++) row[j] *= within(i, j);
+        }
     }
     float within(int64_t i, int64_t j) const { return of[steps[i] - steps[j]]; }
     float read(int64_t i) const { return of[steps[i]]; }
@@ -405,7 +423,7 @@ struct Scan {
     void hide(const Powers &powers, float *x, int64_t n) const {
         for (int64_t i = 0; i < n; i++) {
             float *row = x + i * p_row;
-            for (int64_t j = 0; j <= i; j++) row[j] *= powers.within(i, j);
+            powers.decay(row, i);
             zero(row + i + 1, p_row - i - 1);
         }
     }
@@ -458,8 +476,7 @@ static void scan(const Call &call, int64_t b, int64_t h) {
         multiply(n, s.dp, s.m, scan.fq, s.f_row, 1, s.rows(scan.kv, s.dp), s.rows(carried, s.v_row), false);
         float *out = call.out.row(b, h);
         for (int64_t i = 0; i < n; i++) {
-            float total = powers.read(i) * dot(scan.fq + i * s.f_row, scan.z, s.mp);
-            for (int64_t j = 0; j <= i; j++) total += scan.p[i * scan.p_row + j];
+            const float total = powers.read(i) * dot(scan.fq + i * s.f_row, scan.z, s.mp) + sum_row(scan.p + i * scan.p_row, padded(i + 1));
             add_scaled(scan.o + i * s.v_row, carried + i * s.v_row, powers.read(i), s.dp);
             scale(scan.o + i * s.v_row, 1 / divisor(call, total), s.dp);
             copy_row(scan.o + i * s.v_row, out + (t + i) * call.out.token, s.d);
@@ -552,8 +569,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
 
             float d_total[BLOCK];
             for (int64_t i = 0; i < n; i++) {
-                float total = powers.read(i) * dot(scan.fq + i * s.f_row, z, s.mp);
-                for (int64_t j = 0; j <= i; j++) total += scan.p[i * scan.p_row + j];
+                const float total = powers.read(i) * dot(scan.fq + i * s.f_row, z, s.mp) + sum_row(scan.p + i * scan.p_row, padded(i + 1));
                 scale(dn + i * s.v_row, 1 / divisor(call, total), s.dp);
                 d_total[i] = d_divisor(call, total, here.is_shown(t + i), dn + i * s.v_row, call.out.row(b, h) + (t + i) * call.out.token);
             }

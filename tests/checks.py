@@ -113,6 +113,28 @@ def check_batch(layer) -> None:
         assert_close(y[row : row + 1], alone)
 
 
+def check_chosen(layer) -> None:
+    """Tokens that are asked for alone come out as among all, and so do gradients, whatever is in the padding."""
+    x = inputs(layer)
+    positions = grid(layer, *x.shape[:2])
+    chosen = torch.tensor([[0, 12], [7, 7]])
+    mask = torch.ones(x.shape[:2], dtype=torch.bool)
+    mask[:, 9:11] = mask[1, 15:] = False
+    for key_mask in (None, mask):
+        given = x if key_mask is None else x.masked_fill(~mask.unsqueeze(-1), 100.0)
+        found = []
+        for asked in (None, chosen):
+            leaf = given.clone().requires_grad_()
+            y, _ = layer(leaf, positions=positions, key_mask=key_mask, chosen=asked)
+            y = y if asked is not None else y[torch.arange(2).unsqueeze(1), chosen]
+            leaves = [leaf, *(p for p in layer.parameters() if p.requires_grad)]
+            found.append([y, *torch.autograd.grad(y.square().sum(), leaves, allow_unused=True)])
+        for actual, expected in zip(*found, strict=True):
+            assert (actual is None) == (expected is None), "one of them has no gradient"
+            if actual is not None and expected is not None:
+                assert_close(actual, expected)
+
+
 def check_resume(layer) -> None:
     """Split anywhere and gone on from the state, also a token at a time, it is as in one call."""
     x = inputs(layer)
@@ -173,6 +195,7 @@ CHECKS = {
         check_hidden_keys,
         check_all_hidden,
         check_batch,
+        check_chosen,
         check_resume,
         check_packed,
         check_relative,

@@ -71,6 +71,11 @@ class MixesTheBatch(Broken):
         return y + 1e-3 * y.mean(0, keepdim=True), state
 
 
+class ChoosesTheNeighbour(Broken):
+    def forward(self, x, chosen=None, **arguments):
+        return self.layer(x, chosen=None if chosen is None else chosen + 1, **arguments)
+
+
 class ForgetsTheState(Broken):
     def forward(self, x, state=None, **arguments):
         return self.layer(x, **arguments)
@@ -118,6 +123,7 @@ TEETH = [
     ("all_hidden", IgnoresTheMask),
     ("all_hidden", GivesNaNWhereNothingIsSeen),
     ("batch", MixesTheBatch),
+    ("chosen", ChoosesTheNeighbour),
     ("resume", ForgetsTheState),
     ("resume", RestartsPositions),
     ("packed", IgnoresSegments),

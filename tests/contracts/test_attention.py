@@ -62,7 +62,7 @@ def has(layer, mode, **call):
 
 
 @pytest.mark.parametrize(("attention", "positions", "causal", "axes"), CASES)
-@pytest.mark.parametrize("check", ["padding", "hidden_keys", "all_hidden", "batch"])
+@pytest.mark.parametrize("check", ["padding", "hidden_keys", "all_hidden", "batch", "chosen"])
 def test_masks(attention, positions, causal, axes, check):
     checks.CHECKS[check](layer_of(attention, positions, causal, axes))
 

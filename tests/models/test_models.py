@@ -366,8 +366,9 @@ def test_every_head_has_the_standard_outputs(kind):
     name = "permuteformer-lm" if kind is PermuteFormerForCausalLM else "permuteformer-text"
     model = kind(small(name)).eval()
     ids = ids_of()
-    out = model(ids, output_hidden_states=True)
-    assert len(out.hidden_states) == 3
+    out, with_states = model(ids), model(ids, output_hidden_states=True)
+    assert [x.shape for x in with_states.hidden_states] == [(2, 21, 32)] * 3
+    torch.testing.assert_close(with_states.logits, out.logits)
     assert isinstance(model(ids, return_dict=False), tuple)
     assert isinstance(kind(small(name, return_dict=False)).eval()(ids), tuple)
     assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, out.logits)
@@ -559,13 +560,37 @@ def test_the_decode_step_is_exported():
             torch.testing.assert_close(out.logits[:, 0], expected[:, i])
 
 
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
+@pytest.mark.parametrize("name", ["permuteformer-text", "transformer-text", "permuteformer-image", "nystromformer-text", "permuteformer-lm"])
+def test_the_last_block_is_asked_for_what_is_pooled(name, pooling):
+    """The answer is that of all hidden states, with padding on either side, and the last block was given no more than it needs."""
+    if pooling == "last" and name != "permuteformer-lm":
+        pytest.skip("pooling='last' is for causal models")
+    torch.manual_seed(0)
+    model = PermuteFormerForSequenceClassification(small(name, pooling=pooling)).eval()
+    ids = ids_of()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = mask[1, 15:] = 0
+    asked = []
+    model.model.layers[-1].expand.register_forward_hook(lambda module, arguments, out: asked.append(out.shape[1]))
+    arguments = {"attention_mask": mask}
+    if model.config.axes == 2:
+        rows = torch.arange(21)
+        arguments["position_ids"] = torch.stack([rows % 4, rows // 4], dim=-1).expand(2, -1, -1)
+    torch.testing.assert_close(model(ids, **arguments).logits, model(ids, **arguments, output_hidden_states=True).logits)
+    assert asked == [21 if pooling == "mean" else 1, 21]
+
+
 def test_presets_are_summed_up():
     summary = summarize(PermuteFormerConfig.preset("permuteformer-text"), 4000)
     model = PermuteFormerForSequenceClassification(PermuteFormerConfig.preset("permuteformer-text"))
     assert summary.parameters == sum(p.numel() for p in model.parameters())
     # Projections and feed-forward: 2 a weight; attention: 2 m v to write and 2 m v to read, a head.
-    weights = sum(m.weight.numel() for m in model.model.modules() if isinstance(m, torch.nn.Linear))
-    expected = 2 * weights + 6 * 8 * 4 * 256 * 64
+    # Of the last block only the first token is asked for: keys and values, and writing them.
+    weights = [sum(m.weight.numel() for m in block.modules() if isinstance(m, torch.nn.Linear)) for block in model.model.layers]
+    last = model.model.layers[-1].attention
+    writing = 8 * 2 * 256 * 64
+    expected = 2 * sum(weights[:-1]) + 5 * 2 * writing + 2 * (last.key.weight.numel() + last.value.weight.numel()) + writing
     assert abs(summary.flops_per_token / expected - 1) < 0.02
     lm = summarize(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=1000), 512)
     assert lm.state_bytes == summarize(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=1000), 64).state_bytes

@@ -126,6 +126,15 @@ class Attention(ExactBuffers):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define mix")
 
+    @property
+    def chooses(self) -> bool:
+        """Whether ``mix_chosen`` is there: the tokens that are asked for cost what they are, and not as much as all."""
+        return False
+
+    def mix_chosen(self, q: Tensor, k: Tensor, v: Tensor, *, chosen: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
+        """As ``mix`` of whole rows, for the queries ``b h n d`` of the tokens ``chosen``, ``b n``, alone: ``b h n v``."""
+        raise NotImplementedError(f"{type(self).__name__} does not define mix_chosen")
+
     def check_spread(self) -> None:
         """Raise where this attention cannot mix rows whose stretches are on several processes."""
         self.require("spread")
@@ -188,6 +197,16 @@ def consecutive(state: Any, batch: int, length: int, device: torch.device, key_m
     """Positions ``b l 1`` of the tokens shown, that go on from ``state``, or start at 0."""
     start = torch.zeros(batch, dtype=torch.int64, device=device) if state is None else state.next_position
     return count_positions(start, length, key_mask)
+
+
+def of_tokens(x: Tensor, chosen: Tensor) -> Tensor:
+    """``b n …``: what ``x``, ``b l …``, has of the tokens ``chosen``, ``b n``.
+
+    >>> of_tokens(torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([[0, 2], [1, 1]]))
+    tensor([[ 5,  7],
+            [ 9,  9]])
+    """
+    return x[torch.arange(len(x), device=x.device).unsqueeze(1), chosen]
 
 
 def append(state: KVState | None, new: KVState) -> KVState:

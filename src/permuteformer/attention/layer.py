@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from permuteformer.attention.base import ATTENTIONS, Attention
+from permuteformer.attention.base import ATTENTIONS, Attention, of_tokens
 from permuteformer.attention.linear import LinearAttention
 from permuteformer.ops.beside import split
-from permuteformer.ops.checks import can_look_at, check_devices, check_key_mask, check_positions, check_segments, check_whole
+from permuteformer.ops.checks import can_look_at, check_chosen, check_devices, check_key_mask, check_positions, check_segments, check_whole
 from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
@@ -62,6 +62,7 @@ class MultiHeadAttention(nn.Module):
         key_mask: Tensor | None = None,
         segments: Tensor | None = None,
         state: Any = None,
+        chosen: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """Attend within ``x``.
 
@@ -71,31 +72,43 @@ class MultiHeadAttention(nn.Module):
             key_mask: ``b l`` bool, true for real tokens, false for padding, which no token sees.
             segments: ``b l`` int64 for packed rows: 0 for the first sequence of a row, 1 for the next, …
             state: what an earlier call of a causal layer returned, to go on from there.
+            chosen: ``b n`` int64, places of the tokens whose output is wanted; ``None`` for all of them.
 
         Returns:
-            ``b l hidden_size``, and the state after the last token (``None`` where the layer is not causal).
+            ``b l hidden_size`` (``b n hidden_size`` of those chosen), and the state after the last token (``None`` where the layer is not
+            causal).
         """
-        self._check(x, positions, key_mask, segments, state)
+        self._check(x, positions, key_mask, segments, state, chosen)
+        if chosen is not None and self.attention.chooses and segments is None:
+            q = self.heads(self.query(of_tokens(x, chosen)))
+            k, v = map(self.heads, self._together(x, [self.key, self.value]))  # type: ignore[list-item]
+            return self.merge(self.attention.mix_chosen(q, k, v, chosen=chosen, positions=positions, key_mask=key_mask)), None
         q, k, v = map(self.heads, self.project(x))
         out, state = self.attention.mix(q, k, v, positions=positions, key_mask=key_mask, segments=segments, state=state)
+        if chosen is not None:
+            out = of_tokens(out.transpose(1, 2), chosen).transpose(1, 2)
         return self.merge(out), state if self.attention.causal else None
 
     def project(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys and values, ``b l h*d``.
+        """Queries, keys and values, ``b l h*d``."""
+        if self.key is None:
+            shared, values = self._together(x, [self.query, self.value])
+            return [shared, shared, values]
+        return self._together(x, [self.query, self.key, self.value])
+
+    def _together(self, x: Tensor, parts: list[nn.Linear]) -> list[Tensor]:
+        """What several projections make of ``x``.
 
         On a CPU they are one product, where that is not larger than what malloc keeps for the next call: memory for three tensors is given
         back to the system after every layer, and got anew from it page by page.
         """
-        parts = [part for part in (self.query, self.key, self.value) if part is not None]
         sizes = [part.out_features for part in parts]
         size, tokens = sum(sizes), x.shape[0] * x.shape[1]
         fits = size <= 4 * tokens and tokens * size * x.element_size() <= LARGEST_BYTES  # and the copy of the weights is small beside it
         if x.device.type != "cpu" or not fits or torch.compiler.is_compiling() or not all(map(_is_plain, parts)):
-            made = [part(x) for part in parts]
-        else:
-            bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-            made = list(split(torch.nn.functional.linear(x, torch.cat([part.weight for part in parts]), bias), sizes))
-        return made if len(made) == 3 else [made[0], *made]
+            return [part(x) for part in parts]
+        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+        return list(split(torch.nn.functional.linear(x, torch.cat([part.weight for part in parts]), bias), sizes))
 
     def merge(self, out: Tensor) -> Tensor:
         """Heads ``b h l v`` put side by side and projected: ``b l hidden_size``."""
@@ -107,11 +120,19 @@ class MultiHeadAttention(nn.Module):
         heads: Tensor = x.unflatten(-1, (self.attention.num_heads, -1))  # b l h d
         return heads.transpose(1, 2)
 
-    def _check(self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any) -> None:
+    def _check(
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        key_mask: Tensor | None,
+        segments: Tensor | None,
+        state: Any,
+        chosen: Tensor | None,
+    ) -> None:
         if x.dim() != 3 or x.shape[-1] != self.hidden_size or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, length, {self.hidden_size}) with a length of at least 1; it has {tuple(x.shape)}")
         batch, length, _ = x.shape
-        check_devices(x.device, "x", {"positions": positions, "key_mask": key_mask, "segments": segments})
+        check_devices(x.device, "x", {"positions": positions, "key_mask": key_mask, "segments": segments, "chosen": chosen})
         if positions is not None:
             check_positions(positions, batch, length, self.axes)
         elif self.axes > 1:
@@ -120,6 +141,8 @@ class MultiHeadAttention(nn.Module):
             check_key_mask(key_mask, batch, length)
         if segments is not None:
             check_segments(segments, batch, length)
+        if chosen is not None:
+            check_chosen(chosen, batch, length)
         if state is not None and not self.attention.causal:
             raise ValueError("state is for causal attention: a bidirectional layer sees its whole sequence in one call")
         self.attention.require_for(segments=segments, state=state)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, poison, visible
+from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, of_tokens, poison, visible
 from permuteformer.ops.checks import check_whole, without_autocast
 from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
 from permuteformer.ops.gpu import look
-from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.linear import absorb_keys, linear_attention, read_state
 from permuteformer.ops.native import load
 from permuteformer.positions.base import Copy, PositionEncoding
 from permuteformer.registry import unknown
@@ -126,6 +126,18 @@ class LinearAttention(Attention):
         if state is not None:
             raise ValueError("state must be left out where a row is spread over processes: going on from earlier tokens is for one process")
         return sequence_parallel_attention(q, k, v, self.sequence, **given), None
+
+    @property
+    def chooses(self) -> bool:
+        return not (self.causal or self.sequence or self.position.hooks & {"bias", "log_decay"})
+
+    def mix_chosen(self, q: Tensor, k: Tensor, v: Tensor, *, chosen: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
+        b, _, length, _ = k.shape
+        positions = consecutive(None, b, length, k.device, key_mask) if positions is None else positions.expand(b, -1, -1)
+        if key_mask is not None:
+            q = q.masked_fill(~of_tokens(key_mask, chosen)[:, None, :, None], 0)
+        state = absorb_keys(k, v, positions=positions, key_mask=key_mask, **self.features)
+        return read_state(q, state, positions=of_tokens(positions, chosen), normalize=self.normalize, **self.features)
 
     def check_spread(self) -> None:
         super().check_spread()

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from permuteformer.attention import ATTENTIONS, Attention
+from permuteformer.attention.base import of_tokens
 from permuteformer.folders import write_whole
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.card import NAME, card_beside, is_template
@@ -46,10 +47,19 @@ class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
         self.dropout = Dropout(config.hidden_dropout)
 
     def forward(
-        self, x: Tensor, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        key_mask: Tensor | None,
+        segments: Tensor | None,
+        state: Any,
+        chosen: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """``b l d`` and the layer's state, to the same."""
-        mixed, state = self.attention(self.attention_norm(x), positions=positions, key_mask=key_mask, segments=segments, state=state)
+        """``b l d`` and the layer's state, to the same; or to ``b n d`` of the tokens ``chosen``, ``b n``."""
+        mixed, state = self.attention(
+            self.attention_norm(x), positions=positions, key_mask=key_mask, segments=segments, state=state, chosen=chosen
+        )
+        x = x if chosen is None else of_tokens(x, chosen)
         return self.feed_forward(x + self.dropout(mixed)), state
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -158,6 +168,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         use_cache: bool | None = None,
         segment_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        chosen: Tensor | None = None,
     ) -> BaseModelOutputWithPast:
         """Hidden states of tokens.
 
@@ -170,6 +181,8 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             use_cache: return states; the configuration's ``use_cache`` for causal models if not given.
             segment_ids: ``b l`` int64 for packed rows: tokens see their own segment only.
             output_hidden_states: return the hidden states before every block and at the end.
+            chosen: ``b n`` int64, places of the tokens whose last hidden states are wanted, ``b n d``: of the others the last block computes
+                what these look at, and no more. ``None`` for all.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds: one of them, not both")
@@ -197,7 +210,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             if keeps:
                 hidden_states.append(x)
             state = None if cache is None else cache.layers[n].state
-            x, state = block(x, given, key_mask, segment_ids, state)
+            x, state = block(x, given, key_mask, segment_ids, state, chosen if n == len(self.layers) - 1 else None)
             if cache is not None:
                 cache.layers[n].store(state, after, length, segment_ids)
         x = self.norm(x)

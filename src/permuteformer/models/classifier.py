@@ -26,35 +26,45 @@ class Pooler(nn.Module):
         self.pooling = config.pooling
         self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.pooling == "cls" else None
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """``b d`` of hidden states ``b l d``; the same on all processes where rows are spread over them."""
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask.bool()
+    def chosen(self, given: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+        """``b 1``: the one token of each row of the model's input, ``b l …``, that this looks at; ``None`` where it looks at more."""
+        if given is None or given.dim() < 2 or self.pooling == "mean" or self.sequence is not None:
+            return None
+        return self._pick(_mask(given, attention_mask)).unsqueeze(1)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None, chosen: Tensor | None = None) -> Tensor:
+        """``b d`` of hidden states ``b l d``, or ``b 1 d`` of the tokens ``chosen``; the same on all processes where rows are spread."""
+        if chosen is not None:
+            return self._dense(x.squeeze(1))
+        mask = _mask(x, attention_mask)
         counts = mask.sum(1, keepdim=True)  # b n: real tokens of each process
         if self.sequence is not None:
             counts = self.sequence.stretches(mask, None, x.shape[0], x.shape[1], x.device).tokens.T
         if self.pooling == "mean":
             total = self._of_all(x.masked_fill(~mask.unsqueeze(-1), 0).sum(1))
             return total / counts.sum(1, keepdim=True).clamp(min=1)
-        pick = _first if self.dense is not None else _last  # real token, wherever padding stands
-        chosen = x[torch.arange(len(x), device=x.device), pick(mask)]
+        picked = x[torch.arange(len(x), device=x.device), self._pick(mask)]
         if self.sequence is not None:
-            chosen = chosen.masked_fill((pick(counts > 0) != self.sequence.rank).unsqueeze(1), 0)
-        chosen = self._of_all(chosen)
-        return chosen if self.dense is None else torch.tanh(self.dense(chosen))
+            picked = picked.masked_fill((self._pick(counts > 0) != self.sequence.rank).unsqueeze(1), 0)
+        return self._dense(self._of_all(picked))
+
+    def _pick(self, there: Tensor) -> Tensor:
+        """``b``: the real token that stands for its row, wherever padding stands; 0 where there is none."""
+        if self.pooling == "cls":
+            return there.long().argmax(-1)
+        return torch.where(there, torch.arange(there.shape[1], device=there.device), 0).amax(-1)
+
+    def _dense(self, x: Tensor) -> Tensor:
+        return x if self.dense is None else torch.tanh(self.dense(x))
 
     def _of_all(self, x: Tensor) -> Tensor:
         """The sum over the processes that hold the rows."""
         return x if self.sequence is None else self.sequence.total(x)
 
 
-def _first(there: Tensor) -> Tensor:
-    """The first place of each row, ``b``, where there is something; 0 where there is nothing."""
-    return there.long().argmax(-1)
-
-
-def _last(there: Tensor) -> Tensor:
-    places = torch.arange(there.shape[1], device=there.device)
-    return torch.where(there, places, 0).amax(-1)
+def _mask(x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """``b l`` bool of an input or hidden states ``b l …``."""
+    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if attention_mask is None else attention_mask.bool()
 
 
 class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
@@ -95,6 +105,8 @@ class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
             kwargs: for the loss.
         """
         check_extra(kwargs)
+        all_wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        chosen = None if all_wanted else self.pooler.chosen(input_ids if inputs_embeds is None else inputs_embeds, attention_mask)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -102,9 +114,10 @@ class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
             inputs_embeds=inputs_embeds,
             use_cache=False,
             output_hidden_states=output_hidden_states,
+            chosen=chosen,
             return_dict=True,
         )
-        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, attention_mask)))
+        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, attention_mask, chosen)))
         loss = None
         if labels is not None:
             check_labels(labels, self.num_labels)

@@ -73,6 +73,7 @@ class PermuteFormerForMatching(PermuteFormerPreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def _pool(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
-        outputs = self.model(input_ids, attention_mask, position_ids, use_cache=False, return_dict=True)
-        pooled: Tensor = self.pooler(outputs.last_hidden_state, attention_mask)
+        chosen = self.pooler.chosen(input_ids, attention_mask)
+        outputs = self.model(input_ids, attention_mask, position_ids, use_cache=False, chosen=chosen, return_dict=True)
+        pooled: Tensor = self.pooler(outputs.last_hidden_state, attention_mask, chosen)
         return pooled

@@ -27,17 +27,19 @@ class Call(NamedTuple):
     feature_map: Callable[..., Tensor]
     transform: Any
     rotation: Rotation | None
-    causal: bool
-    log_decay: Tensor | None
-    key_mask: bool
-    segments: bool
-    two_sided: bool
-    plain_normalizer: bool
-    chunk_size: bool
+    causal: bool = False
+    log_decay: Tensor | None = None
+    key_mask: bool = False
+    segments: bool = False
+    two_sided: bool = False
+    plain_normalizer: bool = False
+    chunk_size: bool = False
 
 
 class Work(NamedTuple):
     """What a kernel computes of q, k ``b h l m``, v ``b h l v`` and the carry before the first token, ``b h m v`` and ``b h m``.
+
+    q may be of no tokens, ``b h 0 m``, where not causal: then only the carry is wanted.
 
     It returns the output, ``b h l v``, and the carry after the last token; all of them float32.
     """

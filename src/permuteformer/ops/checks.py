@@ -61,6 +61,16 @@ def check_segments(segments: Tensor, batch: int, length: int) -> None:
         raise ValueError("segments must not decrease along a row: number the packed sequences of a row 0, 1, 2, … in their order")
 
 
+def check_chosen(chosen: Tensor, batch: int, length: int) -> None:
+    """Raise unless ``chosen`` is int64 ``b n`` of places in rows of this length."""
+    if chosen.dtype != torch.int64 or chosen.dim() != 2 or len(chosen) != batch or chosen.shape[1] == 0:
+        raise ValueError(
+            f"chosen must be int64 of shape (batch, tokens) = ({batch}, 1 or more); it is {chosen.dtype} of shape {tuple(chosen.shape)}"
+        )
+    if can_look_at(chosen) and not bool(((chosen >= 0) & (chosen < length)).all()):
+        raise ValueError(f"chosen must be places in rows of {length} tokens, from 0 to {length - 1}; it is {chosen.tolist()!r:.100}")
+
+
 def check_devices(device: torch.device, of: str, tensors: Mapping[str, Tensor | None]) -> None:
     """Raise unless all ``tensors`` are on ``device``, which is that ``of`` another."""
     for name, tensor in tensors.items():

@@ -231,10 +231,18 @@ def absorb_keys(
     True
     """
     blocks, carry = _whole(k, v.shape[-1], feature_map, parameters, transform, positions, key_mask, plain_normalizer, True, state)
+    next_position = positions[:, -1, 0].expand(len(k)) + 1
+    rotation = None if transform is None else transform.rotation(k.device)
+    call = Call(v, feature_map, transform, rotation, key_mask=key_mask is not None, plain_normalizer=plain_normalizer)
     with without_autocast(k.device):
+        if log_decay is None and choose(None, call) == "native":
+            work = Work(rotation, next_position, positions, key_mask, feature_map.__name__, normalize=False, causal=False, log_decay=None)
+            before = carry.kv.transpose(-1, -2), carry.z.squeeze(-2)
+            k, v = k.to(blocks.dtype), v.to(blocks.dtype)
+            return LinearState(*native_backend.attend(k[:, :, :0], k, v, *before, work)[1:], next_position)
         own = torch_backend.key_sum(blocks, k, v, log_decay, steps, parameters)
         kv, z = carry.kv + own.kv, carry.z + own.z
-    return LinearState(kv.transpose(-1, -2), z.squeeze(-2), positions[:, -1, 0].expand(len(k)) + 1)
+    return LinearState(kv.transpose(-1, -2), z.squeeze(-2), next_position)
 
 
 def read_state(

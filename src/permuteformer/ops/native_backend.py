@@ -78,7 +78,7 @@ class _Gradients(NamedTuple):
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> _Gradients:
         d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-        return cls(d_out, *empty_beside((q, k, v)), *(x.clone(memory_format=torch.contiguous_format) for x in (d_kv, d_z)))
+        return cls(d_out, *_empty_gradients(q, k, v), *(x.clone(memory_format=torch.contiguous_format) for x in (d_kv, d_z)))
 
 
 def _call(
@@ -95,15 +95,15 @@ def _call(
     """Write the fields of ``struct Call``, and do what ``name`` says."""
     kernel = load()
     assert isinstance(kernel, Kernel), kernel
-    q, _, v = inputs
+    _, k, v = inputs
     positions, shown = shared.positions, shared.shown
     if positions is not None and positions.stride(-1) != 1 and positions.shape[-1] > 1:
         positions = positions.contiguous()
     if shown is not None and shown.stride(-1) != 1:
         shown = shown.contiguous()
-    fields = [*q.shape, v.shape[-1], shared.map, int(shared.normalize), torch.get_num_threads()]
+    fields = [*k.shape, v.shape[-1], shared.map, int(shared.normalize), torch.get_num_threads()]
     for x in (*inputs, out):
-        fields += x.data_ptr(), *x.stride()[:3]
+        fields += _tensor(x)
     fields += map(_place, (kv, z, shared.cycles, shared.of_head, shared.start))
     fields += (0, 0, 0) if positions is None else (positions.data_ptr(), positions.stride(0) * (len(positions) > 1), positions.stride(1))
     fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))
@@ -113,23 +113,33 @@ def _call(
     else:
         for x in gradients[:4]:
             assert x is not None
-            fields += x.data_ptr(), *x.stride()[:3]
+            fields += _tensor(x)
         fields += map(_place, gradients[4:])
     kernel(name, fields)
+
+
+def _tensor(x: Tensor) -> tuple[int, ...]:
+    """``struct Tensor4``; where there are no queries, their tensors are nowhere."""
+    return (x.data_ptr() if x.shape[2] else 0, *x.stride()[:3])
 
 
 def _place(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def _output(v: Tensor) -> Tensor:
+def _output(q: Tensor, v: Tensor) -> Tensor:
     """``b h l v`` whose heads lie side by side, as the layer will want them."""
-    b, h, length, size = v.shape
-    return v.new_empty(b, length, h, size).transpose(1, 2)
+    b, h, length, _ = q.shape
+    return v.new_empty(b, length, h, v.shape[-1]).transpose(1, 2)
+
+
+def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Room for those of q, k and v."""
+    return empty_beside((q, k, v)) if q.shape[2] else [torch.empty_like(q), *empty_beside((k, v))]
 
 
 def _total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, kv, z = _output(v), kv.clone(), z.clone()
+    out, kv, z = _output(q, v), kv.clone(), z.clone()
     _call("total", (q, k, v), out, kv, z, _Shared(*shared))
     return out, kv, z
 
@@ -143,7 +153,7 @@ def _total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Ten
 
 def _scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *shared, log_decay, keep = rest
-    out, kv, z, kept = _output(v), kv.clone(), z.clone(), _kept(q, v, keep)
+    out, kv, z, kept = _output(q, v), kv.clone(), z.clone(), _kept(q, v, keep)
     _call("scan", (q, k, v), out, kv, z, _Shared(*shared), log_decay, kept if keep else None)
     return out, kv, z, kept
 
@@ -165,11 +175,11 @@ def _kept(q: Tensor, v: Tensor, keep: bool) -> Tensor:
 
 
 def _fake_total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _output(v), torch.empty_like(kv), torch.empty_like(z)
+    return _output(q, v), torch.empty_like(kv), torch.empty_like(z)
 
 
 def _fake_total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return *empty_beside((q, k, v)), kv.new_empty(kv.shape), z.new_empty(z.shape)
+    return *_empty_gradients(q, k, v), kv.new_empty(kv.shape), z.new_empty(z.shape)
 
 
 def _fake_scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Numbers b h l and then side by side; strides are in numbers.
+// Numbers b h l and then side by side; strides are in numbers. Null data: there is no such tensor.
 struct Tensor4 {
     float *data;
     int64_t batch, head, token;

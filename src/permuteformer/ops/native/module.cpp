@@ -126,6 +126,7 @@ struct Work {
 void in_large_pages(const Call &call, const Tensor4 &x, int64_t numbers) {
 #if defined(__linux__)
     constexpr uintptr_t LARGE = 1 << 21;
+    if (!x.data) return;
     const uintptr_t begin = reinterpret_cast<uintptr_t>(x.data);
     const int64_t last = (call.batch - 1) * x.batch + (call.heads - 1) * x.head + (call.length - 1) * x.token + numbers;
     const uintptr_t first = (begin + LARGE - 1) / LARGE * LARGE, end = (begin + 4 * last) / LARGE * LARGE;
@@ -175,7 +176,7 @@ EXPORTED int total(const Call *call) {
         const Work work(*call);
         in_large_pages(*call, call->out, call->values);
         work.sum_parts(call->kv, call->z, work.kernels.absorb);
-        work.do_parts(work.kernels.read);
+        if (call->q.data) work.do_parts(work.kernels.read);
     });
 }
 
@@ -183,7 +184,7 @@ EXPORTED int total_back(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
         gradients_in_large_pages(*call);
-        work.sum_parts(call->d_kv, call->d_z, work.kernels.read_back);
+        if (call->q.data) work.sum_parts(call->d_kv, call->d_z, work.kernels.read_back);
         work.do_parts(work.kernels.absorb_back);
     });
 }

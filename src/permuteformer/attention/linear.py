@@ -12,7 +12,7 @@ from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append,
 from permuteformer.ops.checks import check_whole, without_autocast
 from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
 from permuteformer.ops.gpu import look
-from permuteformer.ops.linear import absorb_keys, linear_attention, read_state
+from permuteformer.ops.linear import attend_to_all, linear_attention
 from permuteformer.ops.native import load
 from permuteformer.positions.base import Copy, PositionEncoding
 from permuteformer.registry import unknown
@@ -65,6 +65,7 @@ class LinearAttention(Attention):
         if normalizer not in NORMALIZERS:
             raise ValueError(unknown("normalizer", normalizer, NORMALIZERS))
         self.feature_map = FEATURE_MAPS[feature_map]
+        self.has_random_features = needs_projection(self.feature_map)
         self.normalize = normalizer != "none"
         self.plain_normalizer = normalizer == "plain" or (normalizer == "auto" and not self.position.keeps_sign)
         if {"bias", "log_decay"} <= self.position.hooks:
@@ -79,7 +80,7 @@ class LinearAttention(Attention):
         self.chunk_size = chunk_size
         load()
         look()
-        if needs_projection(self.feature_map):
+        if self.has_random_features:
             self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size, dtype=torch.float32))
         self.reset()
 
@@ -91,14 +92,14 @@ class LinearAttention(Attention):
 
     @property
     def query_key_size(self) -> int:
-        return self.head_size if needs_projection(self.feature_map) else self.num_features
+        return self.head_size if self.has_random_features else self.num_features
 
     def reset(self, copy: Copy = Tensor.copy_) -> None:
         self.redraw(torch.Generator().manual_seed(0), copy)
 
     def redraw(self, generator: torch.Generator | None = None, copy: Copy = Tensor.copy_) -> None:
         """Draw new random features, for maps that have them. It never happens by itself."""
-        if needs_projection(self.feature_map) and not self.projection.is_meta:
+        if self.has_random_features and not self.projection.is_meta:
             heads, features, size = self.projection.shape
             with torch.device("cpu"):
                 copy(self.projection, orthogonal_features(heads, features, size, generator))
@@ -108,17 +109,12 @@ class LinearAttention(Attention):
     ) -> tuple[Tensor, Any]:
         if "bias" in self.position.hooks:
             return self._mix_with_bias(q, k, v, positions, key_mask, segments, state)
-        given: dict[str, Any] = {
-            **self.features,
-            "positions": positions,
-            "causal": self.causal,
-            "log_decay": self.position.log_decay(),
-            "two_sided": self.position.two_sided,
-            "key_mask": key_mask,
-            "segments": segments,
-            "normalize": self.normalize,
-            "chunk_size": self.chunk_size,
-        }
+        given: dict[str, Any] = {**self.features, "positions": positions, "key_mask": key_mask, "normalize": self.normalize}
+        given["chunk_size"] = self.chunk_size
+        if self.chooses and segments is None and state is None:
+            return attend_to_all(q, k, v, **given), None
+        decay = {"log_decay": self.position.log_decay(), "two_sided": self.position.two_sided}
+        given |= {"causal": self.causal, "segments": segments, **decay}
         if self.sequence is None:
             return linear_attention(q, k, v, state=state, **given)
         from permuteformer.ops.sequence_parallel import sequence_parallel_attention
@@ -136,8 +132,8 @@ class LinearAttention(Attention):
         positions = consecutive(None, b, length, k.device, key_mask) if positions is None else positions.expand(b, -1, -1)
         if key_mask is not None:
             q = q.masked_fill(~of_tokens(key_mask, chosen)[:, None, :, None], 0)
-        state = absorb_keys(k, v, positions=positions, key_mask=key_mask, **self.features)
-        return read_state(q, state, positions=of_tokens(positions, chosen), normalize=self.normalize, **self.features)
+        given: dict[str, Any] = {**self.features, "positions": positions, "key_mask": key_mask, "normalize": self.normalize}
+        return attend_to_all(q, k, v, query_positions=of_tokens(positions, chosen), **given)
 
     def check_spread(self) -> None:
         super().check_spread()
@@ -160,7 +156,7 @@ class LinearAttention(Attention):
 
     @property
     def _random_features(self) -> list[Tensor]:
-        return [self.projection] if needs_projection(self.feature_map) else []
+        return [self.projection] if self.has_random_features else []
 
     def _mix_with_bias(
         self,

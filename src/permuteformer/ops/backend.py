@@ -39,27 +39,29 @@ class Call(NamedTuple):
 class Work(NamedTuple):
     """What a kernel computes of q, k ``b h l m``, v ``b h l v`` and the carry before the first token, ``b h m v`` and ``b h m``.
 
-    q may be of no tokens, ``b h 0 m``, where not causal: then only the carry is wanted.
+    Where not causal, queries may be of other tokens than the keys, ``b h n m``; and of none, where only the carry is wanted.
 
     It returns the output, ``b h l v``, and the carry after the last token; all of them float32.
     """
 
     rotation: Rotation | None
     """Of a permutation whose cycles are contiguous, on the device of q."""
-    start: Tensor
-    """``b``: where positions begin that are not given."""
+    start: Tensor | None
+    """``b``: where positions begin that are not given; ``None`` for 0."""
     positions: Tensor | None
     """``b l a`` or ``1 l a``, where they are given."""
     shown: Tensor | None
-    """``b l`` bool."""
+    """``b l`` bool, of keys and of queries that are of the same tokens."""
     feature_map: str
     """A name of ``MAPS``."""
     normalize: bool
     """Divide by the sum of weights."""
     causal: bool
     """See no key after the query."""
-    log_decay: Tensor | None
+    log_decay: Tensor | None = None
     """``h``; where causal."""
+    query_positions: Tensor | None = None
+    """``b n a`` or ``1 n a``: of queries that are of other tokens."""
 
 
 def asked(backend: str | None) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -203,6 +203,59 @@ def linear_attention(
     return out, LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), next_position, _last_segment(segments, state))
 
 
+def attend_to_all(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature_map: Callable[..., Tensor],
+    parameters: Sequence[Tensor] = (),
+    transform: Transform | None = None,
+    positions: Tensor | None = None,
+    query_positions: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    normalize: bool = True,
+    plain_normalizer: bool = False,
+    chunk_size: int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Every query sees every key, without a decay: the output of ``linear_attention``, and no state.
+
+    Arguments as there. Queries ``b h n d`` may be of other tokens than the keys, and then stand at ``query_positions``, ``b n a``; none of them
+    is hidden.
+
+    >>> q = k = v = torch.randn(1, 2, 6, 4)
+    >>> out, _ = linear_attention(q, k, v, feature_map=torch.exp)
+    >>> last = attend_to_all(q[:, :, 5:], k, v, feature_map=torch.exp, query_positions=torch.tensor([[[5]]]))
+    >>> torch.allclose(last, out[:, :, 5:], atol=1e-5)
+    True
+    """
+    rotation = None if transform is None else transform.rotation(k.device)
+    call = Call(v, feature_map, transform, rotation, plain_normalizer=plain_normalizer, chunk_size=chunk_size is not None)
+    features: dict[str, Any] = {
+        "feature_map": feature_map,
+        "parameters": parameters,
+        "transform": transform,
+        "plain_normalizer": plain_normalizer,
+    }
+    if choose(backend, call) == "native":
+        _check(k if query_positions is not None else q, k, v, positions, key_mask=key_mask)
+        work = Work(rotation, None, positions, key_mask, feature_map.__name__, normalize, causal=False, query_positions=query_positions)
+        if query_positions is not None:
+            _check_queries(q, k, query_positions)
+        out, _, _ = native_backend.attend(q.float(), k.float(), v.float(), None, None, work)
+        return out.to(v.dtype)
+    if query_positions is None:
+        arguments: dict[str, Any] = {"positions": positions, "key_mask": key_mask, "normalize": normalize, "chunk_size": chunk_size}
+        return linear_attention(q, k, v, backend=backend, **arguments, **features)[0]
+    _check(k, k, v, positions, key_mask=key_mask)
+    _check_queries(q, k, query_positions)
+    if positions is None:
+        positions = count_positions(torch.zeros(len(k), dtype=torch.int64, device=k.device), k.shape[2], key_mask)
+    state = absorb_keys(k, v, positions=positions, key_mask=key_mask, **features)
+    return read_state(q, state, positions=query_positions, normalize=normalize, **features)
+
+
 def absorb_keys(
     k: Tensor,
     v: Tensor,
@@ -375,17 +428,26 @@ def _chunk(heads: int, features: int, values: int, causal: bool) -> int:
     return max(32, cached, -(-features * (values + 1) * 5 // (2 * (features + values))))
 
 
+def _check_queries(q: Tensor, k: Tensor, query_positions: Tensor) -> None:
+    """Raise unless queries fit keys of other tokens, and have positions."""
+    b, h, _, d = k.shape
+    if q.dim() != 4 or (*q.shape[:2], q.shape[3]) != (b, h, d):
+        raise ValueError(f"q must have shape (batch, heads, queries, size) = ({b}, {h}, queries, {d}), as k has; it has {tuple(q.shape)}")
+    check_devices(k.device, "k", {"q": q, "query_positions": query_positions})
+    check_positions(query_positions, b, q.shape[2])
+
+
 def _check(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     positions: Tensor | None,
-    causal: bool,
-    log_decay: Tensor | None,
-    two_sided: bool,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    state: LinearState | None,
+    causal: bool = False,
+    log_decay: Tensor | None = None,
+    two_sided: bool = False,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    state: LinearState | None = None,
 ) -> None:
     if q.dim() != 4 or k.shape != q.shape or v.dim() != 4 or v.shape[:3] != q.shape[:3] or q.shape[2] == 0:
         raise ValueError(

@@ -12,9 +12,11 @@ from permuteformer.ops.backend import MAPS, Work
 from permuteformer.ops.beside import empty_beside
 from permuteformer.ops.native import Kernel, load
 
-SHARED = "Tensor cycles, Tensor of_head, Tensor start, Tensor? positions, Tensor? shown, int map, bool normalize"
+SHARED = (
+    "Tensor? cycles, Tensor? of_head, Tensor? start, Tensor? positions, Tensor? query_positions, Tensor? shown, int map, bool normalize"
+)
 OPERATORS = {
-    "total": f"(Tensor q, Tensor k, Tensor v, Tensor kv, Tensor z, {SHARED}) -> (Tensor, Tensor, Tensor)",
+    "total": f"(Tensor q, Tensor k, Tensor v, Tensor? kv, Tensor? z, {SHARED}) -> (Tensor, Tensor, Tensor)",
     "total_back": (
         f"(Tensor q, Tensor k, Tensor v, Tensor out, Tensor kv, Tensor z, {SHARED}, Tensor d_out, Tensor d_kv, Tensor d_z)"
         " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -33,19 +35,18 @@ for _name, _schema in OPERATORS.items():
     _library.define(_name + _schema)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, work: Work) -> tuple[Tensor, Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, work: Work) -> tuple[Tensor, Tensor, Tensor]:
     """What ``Work`` says, of tensors of any strides, in float32."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if work.rotation is None:
-        of_head = torch.zeros(q.shape[1] + 1, dtype=torch.int32)
-        cycles = of_head.new_zeros(0, 3)
-    else:
-        cycles, of_head = work.rotation.cycles, work.rotation.of_head
-    shared = (cycles, of_head, work.start.contiguous(), work.positions, work.shown, MAPS[work.feature_map], work.normalize)
+    cycles, of_head, _ = work.rotation or (None, None, None)
+    start = None if work.start is None else work.start.contiguous()
+    shared = (cycles, of_head, start, work.positions, work.query_positions, work.shown, MAPS[work.feature_map], work.normalize)
     ops = torch.ops.permuteformer
     if not work.causal:
-        out, kv, z = ops.total(q, k, v, kv.contiguous(), z.contiguous(), *shared)
+        out, kv, z = ops.total(q, k, v, *(None if x is None else x.contiguous() for x in (kv, z)), *shared)
         return out, kv, z
+    assert kv is not None
+    assert z is not None
     inputs = (q, k, v, kv, z) if work.log_decay is None else (q, k, v, kv, z, work.log_decay)
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     out, kv, z, _ = ops.scan(q, k, v, kv.contiguous(), z.contiguous(), *shared, work.log_decay, keep)
@@ -55,10 +56,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, work: Work) -
 class _Shared(NamedTuple):
     """What all operators are given besides q, k, v and the carry, in their order."""
 
-    cycles: Tensor
-    of_head: Tensor
-    start: Tensor
+    cycles: Tensor | None
+    of_head: Tensor | None
+    start: Tensor | None
     positions: Tensor | None
+    query_positions: Tensor | None
     shown: Tensor | None
     map: int
     normalize: bool
@@ -95,17 +97,18 @@ def _call(
     """Write the fields of ``struct Call``, and do what ``name`` says."""
     kernel = load()
     assert isinstance(kernel, Kernel), kernel
-    _, k, v = inputs
-    positions, shown = shared.positions, shared.shown
-    if positions is not None and positions.stride(-1) != 1 and positions.shape[-1] > 1:
-        positions = positions.contiguous()
+    q, k, v = inputs
+    shown = shared.shown
     if shown is not None and shown.stride(-1) != 1:
         shown = shown.contiguous()
-    fields = [*k.shape, v.shape[-1], shared.map, int(shared.normalize), torch.get_num_threads()]
+    b, h, length, m = k.shape
+    fields = [b, h, length, q.shape[2], m, v.shape[-1], shared.map, int(shared.normalize), torch.get_num_threads()]
     for x in (*inputs, out):
         fields += _tensor(x)
     fields += map(_place, (kv, z, shared.cycles, shared.of_head, shared.start))
-    fields += (0, 0, 0) if positions is None else (positions.data_ptr(), positions.stride(0) * (len(positions) > 1), positions.stride(1))
+    kept_alive = [x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in shared[3:5]]
+    for positions in kept_alive:
+        fields += (0, 0, 0) if positions is None else (positions.data_ptr(), positions.stride(0) * (len(positions) > 1), positions.stride(1))
     fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))
     fields += _place(log_decay), _place(kept)
     if gradients is None:
@@ -138,8 +141,16 @@ def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return empty_beside((q, k, v)) if q.shape[2] else [torch.empty_like(q), *empty_beside((k, v))]
 
 
-def _total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, kv, z = _output(q, v), kv.clone(), z.clone()
+def _carry(q: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A carry to add to: nothing yet, or one's own of what is given."""
+    if kv is None or z is None:
+        b, h, _, m = q.shape
+        return q.new_zeros(b, h, m, v.shape[-1]), q.new_zeros(b, h, m)
+    return kv.clone(), z.clone()
+
+
+def _total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
+    out, (kv, z) = _output(q, v), _carry(q, v, kv, z)
     _call("total", (q, k, v), out, kv, z, _Shared(*shared))
     return out, kv, z
 
@@ -174,8 +185,8 @@ def _kept(q: Tensor, v: Tensor, keep: bool) -> Tensor:
     return q.new_empty(b, h, -(-length // tokens) if keep else 0, m * (v.shape[-1] + 1))
 
 
-def _fake_total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _output(q, v), torch.empty_like(kv), torch.empty_like(z)
+def _fake_total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _output(q, v), *_carry(q, v, kv, z)
 
 
 def _fake_total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -191,7 +202,8 @@ def _fake_scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z:
 
 
 def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, _, _, *shared = inputs
+    q, k, v, kv, _, *shared = inputs
+    ctx.has_carry = kv is not None
     ctx.save_for_backward(q, k, v, *output, *(x for x in shared if isinstance(x, Tensor)))
     ctx.shared = [None if isinstance(x, Tensor) else (x,) for x in shared]
 
@@ -200,8 +212,8 @@ def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 def _back_total(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, out, kv, z, *tensors = ctx.saved_tensors
     shared = _again(ctx.shared, tensors)
-    d = torch.ops.permuteformer.total_back(q, k, v, out, kv, z, *shared, d_out, d_kv, d_z)
-    return *d, *(None,) * len(shared)
+    *d, d_kv, d_z = torch.ops.permuteformer.total_back(q, k, v, out, kv, z, *shared, d_out, d_kv, d_z)
+    return *d, *((d_kv, d_z) if ctx.has_carry else (None, None)), *(None,) * len(shared)
 
 
 def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -147,10 +147,11 @@ class Compose(PositionEncoding):
             if hook != "embed" and len(users) > 1:
                 names = " and ".join(type(self.encodings[n]).__name__ for n in users)
                 raise ValueError(f"position encodings {names} both define {hook!r}: keep one of them")
+        self._hooks = frozenset(hook for hook, users in self._users.items() if users)
 
     @property
     def hooks(self) -> frozenset[str]:
-        return frozenset(hook for hook, users in self._users.items() if users)
+        return self._hooks
 
     @property
     def keeps_sign(self) -> bool:  # type: ignore[override]

@@ -15,10 +15,11 @@ FILE = Path(__file__).with_name("_kernel.so")
 TENSOR = 4
 """Numbers that describe a tensor: where it is, and strides of batch, head and token."""
 
-SIZES = ("batch", "heads", "length", "features", "values", "map", "normalize", "threads")
+SIZES = ("batch", "heads", "length", "queries", "features", "values", "map", "normalize", "threads")
 TENSORS = ("q", "k", "v", "out")
 PLACES = (
     *("kv", "z", "cycles", "of_head", "start", "positions", "positions_batch", "positions_token"),
+    *("query_positions", "query_positions_batch", "query_positions_token"),
     *("shown", "shown_batch", "log_decay", "kept"),
 )
 GRADIENTS = ("d_out", "d_q", "d_k", "d_v")

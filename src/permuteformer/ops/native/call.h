@@ -12,6 +12,12 @@ struct Tensor4 {
     float *row(int64_t b, int64_t h) const { return data + b * batch + h * head; }
 };
 
+// Whole numbers b l and then a, side by side; null data: there are none.
+struct Positions {
+    const int64_t *data;
+    int64_t batch, token;
+};
+
 // One cycle of a head: features begin … begin + length - 1, moved by the positions' number of this axis.
 struct Cycle {
     int32_t begin, length, axis;
@@ -19,15 +25,15 @@ struct Cycle {
 
 // Every field has 8 bytes: Python writes them as one array, in the order of FIELDS in native/__init__.py.
 struct Call {
-    int64_t batch, heads, length, features, values, map, normalize, threads;
+    int64_t batch, heads, length, queries, features, values, map, normalize, threads;
     Tensor4 q, k, v, out;
     float *kv, *z;           // b h m d and b h m: the carry, before and then after
     const Cycle *cycles;     // of all heads
-    const int32_t *of_head;  // h + 1: where a head's cycles begin; all zero without a permutation
-    const int64_t *start;    // b: the position of the first token that is shown, where positions are counted
-    const int64_t *positions;  // b l a; or null for those counted from start
-    int64_t positions_batch, positions_token;
-    const uint8_t *shown;  // b l, or null for all
+    const int32_t *of_head;  // h + 1: where a head's cycles begin; or null without a permutation
+    const int64_t *start;    // b: the position of the first token that is shown, where positions are counted; or null for 0
+    Positions positions;     // none: counted from start
+    Positions query_positions;  // of queries that are of other tokens than the keys, all of them shown; none: of the same
+    const uint8_t *shown;       // b l, or null for all
     int64_t shown_batch;
     const float *log_decay;  // h, or null
     float *kept;             // causal, for the backward pass: carries between groups of blocks, b h groups m (d + 1); or null

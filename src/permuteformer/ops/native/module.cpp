@@ -79,11 +79,10 @@ void share_out(int64_t tasks, int64_t threads, Task task) {
 struct Work {
     const Call &call;
     const Kernels &kernels;
-    int64_t heads, parts, products, size, threads;
+    int64_t heads, products, size, threads;
 
     explicit Work(const Call &call)
-        : call(call), kernels(*sets()[chosen].kernels(call.map)), heads(call.batch * call.heads), parts((call.length + PART - 1) / PART),
-          products(call.features * call.values), size(products + call.features), threads(call.threads) {
+        : call(call), kernels(*sets()[chosen].kernels(call.map)), heads(call.batch * call.heads), products(call.features * call.values), size(products + call.features), threads(call.threads) {
 #if !defined(_OPENMP)
         constexpr int64_t WORTH_A_THREAD = 1 << 20;  // products; starting one takes about as long as a tenth of them
         if (heads * call.length * products < WORTH_A_THREAD) threads = 1;
@@ -94,52 +93,56 @@ struct Work {
     void each_head(Task task) const {
         share_out(heads, threads, [&](int64_t n) { task(call, n / call.heads, n % call.heads); });
     }
+    static int64_t parts(int64_t tokens) { return (tokens + PART - 1) / PART; }
+
     template <typename Task>
-    void each_part(Task task) const {
-        share_out(heads * parts, threads, [&](int64_t n) {
-            const int64_t head = n / parts, begin = n % parts * PART, end = begin + PART < call.length ? begin + PART : call.length;
+    void each_part(int64_t tokens, Task task) const {
+        const int64_t count = parts(tokens);
+        share_out(heads * count, threads, [&](int64_t n) {
+            const int64_t head = n / count, begin = n % count * PART, end = begin + PART < tokens ? begin + PART : tokens;
             task(n, head / call.heads, head % call.heads, begin, end);
         });
     }
     // Adds what the parts of each head come to onto kv and z.
     template <typename Task>
-    void sum_parts(float *kv, float *z, Task task) const {
-        std::vector<float> sums(heads * parts * size);
-        each_part([&](int64_t n, int64_t b, int64_t h, int64_t begin, int64_t end) {
+    void sum_parts(int64_t tokens, float *kv, float *z, Task task) const {
+        const int64_t count = parts(tokens);
+        std::vector<float> sums(heads * count * size);
+        each_part(tokens, [&](int64_t n, int64_t b, int64_t h, int64_t begin, int64_t end) {
             task(call, b, h, begin, end, sums.data() + n * size, sums.data() + n * size + products);
         });
-        for (int64_t n = 0; n < heads * parts; n++) {
+        for (int64_t n = 0; n < heads * count; n++) {
             const float *from = sums.data() + n * size;
-            float *to_kv = kv + n / parts * products, *to_z = z + n / parts * call.features;
+            float *to_kv = kv + n / count * products, *to_z = z + n / count * call.features;
             for (int64_t i = 0; i < products; i++) to_kv[i] += from[i];
             for (int64_t i = 0; i < call.features; i++) to_z[i] += from[products + i];
         }
     }
     template <typename Task>
-    void do_parts(Task task) const {
-        each_part([&](int64_t, int64_t b, int64_t h, int64_t begin, int64_t end) { task(call, b, h, begin, end); });
+    void do_parts(int64_t tokens, Task task) const {
+        each_part(tokens, [&](int64_t, int64_t b, int64_t h, int64_t begin, int64_t end) { task(call, b, h, begin, end); });
     }
 };
 
 // Ask for large pages under a tensor that is new, and about to be written: of small ones, each is an interruption when it is first touched,
 // and all of them together take half as long as the products.
-void in_large_pages(const Call &call, const Tensor4 &x, int64_t numbers) {
+void in_large_pages(const Call &call, const Tensor4 &x, int64_t tokens, int64_t numbers) {
 #if defined(__linux__)
     constexpr uintptr_t LARGE = 1 << 21;
-    if (!x.data) return;
+    if (!x.data) return;  // nothing is asked for
     const uintptr_t begin = reinterpret_cast<uintptr_t>(x.data);
-    const int64_t last = (call.batch - 1) * x.batch + (call.heads - 1) * x.head + (call.length - 1) * x.token + numbers;
+    const int64_t last = (call.batch - 1) * x.batch + (call.heads - 1) * x.head + (tokens - 1) * x.token + numbers;
     const uintptr_t first = (begin + LARGE - 1) / LARGE * LARGE, end = (begin + 4 * last) / LARGE * LARGE;
     if (first < end) madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);  // where it is refused, pages stay small
 #else
-    (void)call, (void)x, (void)numbers;
+    (void)call, (void)x, (void)tokens, (void)numbers;
 #endif
 }
 
 void gradients_in_large_pages(const Call &call) {
-    in_large_pages(call, call.d_q, call.features);
-    in_large_pages(call, call.d_k, call.features);
-    in_large_pages(call, call.d_v, call.values);
+    in_large_pages(call, call.d_q, call.queries, call.features);
+    in_large_pages(call, call.d_k, call.length, call.features);
+    in_large_pages(call, call.d_v, call.length, call.values);
 }
 
 // Whether there was memory for it.
@@ -174,9 +177,9 @@ EXPORTED int use(const char *name) {
 EXPORTED int total(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
-        in_large_pages(*call, call->out, call->values);
-        work.sum_parts(call->kv, call->z, work.kernels.absorb);
-        if (call->q.data) work.do_parts(work.kernels.read);
+        in_large_pages(*call, call->out, call->queries, call->values);
+        work.sum_parts(call->length, call->kv, call->z, work.kernels.absorb);
+        work.do_parts(call->queries, work.kernels.read);
     });
 }
 
@@ -184,15 +187,15 @@ EXPORTED int total_back(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
         gradients_in_large_pages(*call);
-        if (call->q.data) work.sum_parts(call->d_kv, call->d_z, work.kernels.read_back);
-        work.do_parts(work.kernels.absorb_back);
+        work.sum_parts(call->queries, call->d_kv, call->d_z, work.kernels.read_back);
+        work.do_parts(call->length, work.kernels.absorb_back);
     });
 }
 
 EXPORTED int scan(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
-        in_large_pages(*call, call->out, call->values);
+        in_large_pages(*call, call->out, call->length, call->values);
         work.each_head(call->length == 1 && !call->kept ? work.kernels.step : work.kernels.scan);
     });
 }

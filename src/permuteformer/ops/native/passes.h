@@ -29,26 +29,33 @@ struct Arena {
 
 constexpr int64_t FEW = 32;
 
+enum Side { KEYS, QUERIES };
+
 // Goes along the tokens of one row: what is shown, and where it stands.
 struct Walk {
-    const Call *call;
     const Cycle *cycles;
     int32_t count;
     int32_t axes = 1;
     const uint8_t *shown;
     const int64_t *positions;
+    int64_t token, length;
     int64_t place;  // of the next token that is shown, where positions are counted
 
-    Walk(const Call &call, int64_t b, int64_t h, int64_t begin)
-        : call(&call), cycles(call.cycles + call.of_head[h]), count(call.of_head[h + 1] - call.of_head[h]),
-          shown(call.shown ? call.shown + b * call.shown_batch : nullptr),
-          positions(call.positions ? call.positions + b * call.positions_batch : nullptr), place(call.start[b]) {
+    Walk(const Call &call, int64_t b, int64_t h, int64_t begin, Side side = KEYS)
+        : cycles(call.of_head ? call.cycles + call.of_head[h] : nullptr), count(call.of_head ? call.of_head[h + 1] - call.of_head[h] : 0) {
+        const bool apart = side == QUERIES && call.query_positions.data;
+        const Positions &given = apart ? call.query_positions : call.positions;
+        shown = call.shown && !apart ? call.shown + b * call.shown_batch : nullptr;
+        positions = given.data ? given.data + b * given.batch : nullptr;
+        token = given.token;
+        length = side == QUERIES ? call.queries : call.length;
+        place = call.start ? call.start[b] : 0;
         if (!positions) place += count_shown(0, begin);
         for (int32_t c = 0; c < count; c++) axes = cycles[c].axis < axes ? axes : cycles[c].axis + 1;
     }
     bool is_shown(int64_t t) const { return !shown || shown[t]; }
     // Whether a vector that begins in row t of x may end behind the last row.
-    bool is_near_end(int64_t t, int64_t token) const { return (call->length - 1 - t) * token < W; }
+    bool is_near_end(int64_t t, int64_t row) const { return (length - 1 - t) * row < W; }
     int64_t count_shown(int64_t begin, int64_t end) const {
         if (!shown) return end - begin;
         int64_t found = 0;
@@ -58,7 +65,7 @@ struct Walk {
     void pass(int64_t begin, int64_t end) {
         if (!positions) place += count_shown(begin, end);
     }
-    int64_t position(int64_t t, int32_t axis) const { return positions[t * call->positions_token + axis]; }
+    int64_t position(int64_t t, int32_t axis) const { return positions[t * token + axis]; }
     // The end of the run of tokens that begins at t: shown, and going on by the same steps, 0 or 1.
     int64_t run_end(int64_t t, int64_t end) const {
         int64_t stop = t + 1;
@@ -272,7 +279,7 @@ static void read(const Call &call, int64_t b, int64_t h, int64_t begin, int64_t 
     float *f = arena.take<float>(BLOCK * s.f_row), *o = arena.take<float>(BLOCK * s.v_row);
     float *kv = arena.take<float>(s.m * s.dp), *z = arena.take<float>(s.mp);
     carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
-    Walk walk(call, b, h, begin);
+    Walk walk(call, b, h, begin, QUERIES);
     Room room(s, walk, arena);
     float *out = call.out.row(b, h);
     for (int64_t t = begin; t < end; t += BLOCK) {
@@ -299,7 +306,7 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
     float *sum_kv = arena.take<float>(s.m * s.dp), *sum_z = arena.take<float>(s.mp);
     carry_in(s, call.kv + head * s.m * s.d, call.z + head * s.m, kv, z);
     transpose(kv, s.dp, s.m, s.d, s.panels(kv_t, s.d));
-    Walk walk(call, b, h, begin);
+    Walk walk(call, b, h, begin, QUERIES);
     Room room(s, walk, arena);
     for (int64_t t = begin; t < end; t += BLOCK) {
         const int64_t stop = t + BLOCK < end ? t + BLOCK : end, n = stop - t;

@@ -261,9 +261,14 @@ def test_half_precision_is_computed_in_float32(dtype):
 def test_the_operators_are_what_torch_asks_of_operators():
     x = [t.requires_grad_() for t in tensors(1, 2, 70, 12, 6)]
     carry = torch.zeros(1, 2, 12, 6), torch.zeros(1, 2, 12)
-    cycles, ends, _ = Permute(2, 12).rotation(torch.device("cpu"))
-    shared = (cycles, ends, torch.zeros(1, dtype=torch.int64), None, torch.rand(1, 70) > 0.2, 0, True)
+    turns, start = Permute(2, 12).rotation(torch.device("cpu"))[2:], torch.zeros(1, dtype=torch.int64)
+    shared = (*turns, start, None, None, torch.rand(1, 70) > 0.2, 0, True)
     torch.library.opcheck(torch.ops.permuteformer.total, (*x, *carry, *shared))
+    torch.library.opcheck(torch.ops.permuteformer.total, (*x, None, None, *shared))
+    for few in (0, 3):
+        queries = torch.randn(1, 2, few, 12, requires_grad=True)
+        apart = (*turns, start, None, torch.randint(70, (1, few, 1)), None, 0, True)
+        torch.library.opcheck(torch.ops.permuteformer.total, (queries, *x[1:], None, None, *apart))
     torch.library.opcheck(torch.ops.permuteformer.scan, (*x, *carry, *shared, decay_of(2).requires_grad_(), True))
     beside = [part.unflatten(-1, (2, -1)).transpose(1, 2) for part in torch.randn(1, 70, 60).split([24, 24, 12], dim=-1)]
     torch.library.opcheck(torch.ops.permuteformer.total, (*(part.requires_grad_() for part in beside), *carry, *shared))

@@ -13,7 +13,7 @@ from permuteformer.ops.beside import empty_beside
 from permuteformer.ops.native import Kernel, load
 
 SHARED = (
-    "Tensor? cycles, Tensor? of_head, Tensor? start, Tensor? positions, Tensor? query_positions, Tensor? shown, int map, bool normalize"
+    "Tensor? pieces, Tensor? of_head, Tensor? lanes, Tensor? start, Tensor? positions, Tensor? query_positions, Tensor? shown, int map, bool normalize"
 )
 OPERATORS = {
     "total": f"(Tensor q, Tensor k, Tensor v, Tensor? kv, Tensor? z, {SHARED}) -> (Tensor, Tensor, Tensor)",
@@ -38,9 +38,9 @@ for _name, _schema in OPERATORS.items():
 def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, work: Work) -> tuple[Tensor, Tensor, Tensor]:
     """What ``Work`` says, of tensors of any strides, in float32."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    cycles, of_head, _ = work.rotation or (None, None, None)
+    turns = (None, None, None) if work.rotation is None else work.rotation[2:]
     start = None if work.start is None else work.start.contiguous()
-    shared = (cycles, of_head, start, work.positions, work.query_positions, work.shown, MAPS[work.feature_map], work.normalize)
+    shared = (*turns, start, work.positions, work.query_positions, work.shown, MAPS[work.feature_map], work.normalize)
     ops = torch.ops.permuteformer
     if not work.causal:
         out, kv, z = ops.total(q, k, v, *(None if x is None else x.contiguous() for x in (kv, z)), *shared)
@@ -56,8 +56,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None,
 class _Shared(NamedTuple):
     """What all operators are given besides q, k, v and the carry, in their order."""
 
-    cycles: Tensor | None
+    pieces: Tensor | None
     of_head: Tensor | None
+    lanes: Tensor | None
     start: Tensor | None
     positions: Tensor | None
     query_positions: Tensor | None
@@ -105,8 +106,8 @@ def _call(
     fields = [b, h, length, q.shape[2], m, v.shape[-1], shared.map, int(shared.normalize), torch.get_num_threads()]
     for x in (*inputs, out):
         fields += _tensor(x)
-    fields += map(_place, (kv, z, shared.cycles, shared.of_head, shared.start))
-    kept_alive = [x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in shared[3:5]]
+    fields += map(_place, (kv, z, *shared[:4]))
+    kept_alive = [x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (shared.positions, shared.query_positions)]
     for positions in kept_alive:
         fields += (0, 0, 0) if positions is None else (positions.data_ptr(), positions.stride(0) * (len(positions) > 1), positions.stride(1))
     fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))

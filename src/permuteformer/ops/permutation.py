@@ -7,6 +7,7 @@ pi^i(a) is found by adding i to the place of a in its cycle: no table, no larges
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,15 +37,24 @@ class Cycles(NamedTuple):
     contiguous: bool
 
 
+LANES = 8
+"""Numbers that the instructions of a CPU shuffle at once."""
+
+
 class Rotation(NamedTuple):
     """The same where every cycle lies in neighbouring features: P^i rotates each of these runs to the left by i. All int32."""
 
     cycles: Tensor
     """``n 3``: of every cycle of every head its first feature, its length, its axis."""
-    of_head: Tensor
-    """``h + 1``: where each head's cycles begin, and the last one's end."""
     of_feature: Tensor
     """``h m``: the cycle of each feature."""
+    pieces: Tensor
+    """``p 5``: the same where short cycles that are neighbours are one piece, of ``LANES`` features at most: its first feature, its size, its
+    axis, its period, and its first row of ``lanes`` (-1 for a cycle that is longer)."""
+    of_head: Tensor
+    """``h + 1``: where each head's pieces begin, and the last one's end."""
+    lanes: Tensor
+    """``r LANES``: of a piece of short cycles, for each step of its period, the feature of the piece that stands in the place of each."""
 
     def to(self, device: torch.device) -> Rotation:
         """The same on another device."""
@@ -157,14 +167,30 @@ def canonical(permutation: Tensor, axes: int = 1) -> Tensor:
     """The same cycle lengths, relabelled so that every cycle lies in neighbouring features.
 
     Queries and keys relabelled alike have the same products, so where their projections are drawn at random this
-    is the same model; stored so, P^i moves contiguous pieces.
+    is the same model; stored so, P^i moves contiguous pieces. Long cycles come first, and begin at multiples of ``LANES`` as far as short ones
+    fill the places between them.
 
     >>> canonical(torch.tensor([[2, 1, 0]]))
     tensor([[1, 0, 2]])
     """
     cycles = decompose(permutation, axes)
     lengths = cycles.length.gather(-1, cycles.feature).tolist()
-    return torch.stack([from_cycle_lengths(_runs(row)) for row in lengths]).to(permutation.device)
+    return torch.stack([from_cycle_lengths(_arranged(_runs(row))) for row in lengths]).to(permutation.device)
+
+
+def _arranged(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Cycle lengths, the longest first, each followed by short ones up to a multiple of ``LANES``.
+
+    >>> _arranged([1, 3, 9, 2, 20])
+    (20, 3, 1, 9, 2)
+    """
+    left, found = sorted(lengths, reverse=True), []
+    while left:
+        room = -sum(found) % LANES
+        fitting = next((n for n in left if n <= room), left[0])
+        left.remove(fitting)
+        found.append(fitting)
+    return tuple(found)
 
 
 def _runs(lengths: list[int]) -> tuple[int, ...]:
@@ -200,24 +226,48 @@ def permutation_power(cycles: Cycles, positions: Tensor) -> Tensor:
 def contiguous_cycles(cycles: Cycles) -> Rotation | None:
     """Every cycle of every head as a run of neighbouring features; ``None`` where features of a cycle are not neighbours.
 
-    >>> cycles, of_head, of_feature = contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
-    >>> cycles.tolist(), of_head.tolist(), of_feature.tolist()
-    ([[0, 3, 0], [3, 2, 0]], [0, 2], [[0, 0, 0, 1, 1]])
+    >>> cycles, of_feature, pieces, of_head, lanes = contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
+    >>> cycles.tolist(), of_feature.tolist()
+    ([[0, 3, 0], [3, 2, 0]], [[0, 0, 0, 1, 1]])
+    >>> pieces.tolist(), of_head.tolist(), lanes[1].tolist()    # both cycles are one piece, as it was after 6 steps
+    ([[0, 5, 0, 6, 0]], [0, 1], [1, 2, 0, 4, 3, 5, 6, 7])
     """
     if not cycles.contiguous:
         return None
     axis = cycles.axis.tolist()
     runs: list[tuple[int, int, int]] = []
+    pieces: list[tuple[int, int, int, int, int]] = []
+    lanes: list[list[int]] = []
     ends = [0]
     for lengths in cycles.length.tolist():
+        together: list[int] = []  # lengths of the cycles of a piece
         first = 0
-        for length in _runs(lengths):
-            runs.append((first, length, axis[first]))
-            first += length
-        ends.append(len(runs))
-    found = torch.tensor(runs, dtype=torch.int32)
+        for length in (*_runs(lengths), 0):
+            if not length or sum(together) + length > LANES or axis[first] != axis[first - 1]:
+                if together:
+                    begin, period = first - sum(together), math.lcm(*together)
+                    is_long = sum(together) > LANES
+                    pieces.append((begin, sum(together), axis[begin], period, -1 if is_long else len(lanes)))
+                    lanes += [] if is_long else _lanes(together, period)
+                together = []
+            if length:
+                runs.append((first, length, axis[first]))
+                together.append(length)
+                first += length
+        ends.append(len(pieces))
+    found, grouped = torch.tensor(runs, dtype=torch.int32), torch.tensor(pieces, dtype=torch.int32)
     of_feature = torch.arange(len(runs), dtype=torch.int32).repeat_interleave(found[:, 1].long()).view(cycles.length.shape)
-    return Rotation(found, torch.tensor(ends, dtype=torch.int32), of_feature)
+    table = torch.tensor(lanes, dtype=torch.int32).view(-1, LANES)
+    return Rotation(found, of_feature, grouped, torch.tensor(ends, dtype=torch.int32), table)
+
+
+def _lanes(lengths: Sequence[int], period: int) -> list[list[int]]:
+    """Powers 0 … period - 1 of the permutation whose cycles, of these lengths, lie side by side; filled up to ``LANES``."""
+    step = from_cycle_lengths((*lengths, *[1] * (LANES - sum(lengths)))).tolist()
+    powers = [list(range(LANES))]
+    for _ in range(period - 1):
+        powers.append([step[place] for place in powers[-1]])
+    return powers
 
 
 def order(cycles: Cycles) -> list[int]:

@@ -18,7 +18,7 @@ TENSOR = 4
 SIZES = ("batch", "heads", "length", "queries", "features", "values", "map", "normalize", "threads")
 TENSORS = ("q", "k", "v", "out")
 PLACES = (
-    *("kv", "z", "cycles", "of_head", "start", "positions", "positions_batch", "positions_token"),
+    *("kv", "z", "pieces", "of_head", "lanes", "start", "positions", "positions_batch", "positions_token"),
     *("query_positions", "query_positions_batch", "query_positions_token"),
     *("shown", "shown_batch", "log_decay", "kept"),
 )

@@ -18,18 +18,22 @@ struct Positions {
     int64_t batch, token;
 };
 
-// One cycle of a head: features begin … begin + length - 1, moved by the positions' number of this axis.
-struct Cycle {
-    int32_t begin, length, axis;
+// Features begin … begin + size - 1 of a head, moved by the positions' number of this axis, and as they were after a period: one cycle; or several
+// short ones, whose rows of the table begin at `lanes`, which is -1 for the one.
+struct Piece {
+    int32_t begin, size, axis, period, lanes;
 };
+
+constexpr int32_t LANES = 8;  // of a row of that table: for each feature of a piece, the one that it becomes
 
 // Every field has 8 bytes: Python writes them as one array, in the order of FIELDS in native/__init__.py.
 struct Call {
     int64_t batch, heads, length, queries, features, values, map, normalize, threads;
     Tensor4 q, k, v, out;
     float *kv, *z;           // b h m d and b h m: the carry, before and then after
-    const Cycle *cycles;     // of all heads
-    const int32_t *of_head;  // h + 1: where a head's cycles begin; or null without a permutation
+    const Piece *pieces;     // of all heads
+    const int32_t *of_head;  // h + 1: where a head's pieces begin; or null without a permutation
+    const int32_t *lanes;    // rows of LANES
     const int64_t *start;    // b: the position of the first token that is shown, where positions are counted; or null for 0
     Positions positions;     // none: counted from start
     Positions query_positions;  // of queries that are of other tokens than the keys, all of them shown; none: of the same

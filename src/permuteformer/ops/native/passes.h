@@ -33,7 +33,8 @@ enum Side { KEYS, QUERIES };
 
 // Goes along the tokens of one row: what is shown, and where it stands.
 struct Walk {
-    const Cycle *cycles;
+    const Piece *pieces;
+    const int32_t *lanes;
     int32_t count;
     int32_t axes = 1;
     const uint8_t *shown;
@@ -42,7 +43,8 @@ struct Walk {
     int64_t place;  // of the next token that is shown, where positions are counted
 
     Walk(const Call &call, int64_t b, int64_t h, int64_t begin, Side side = KEYS)
-        : cycles(call.of_head ? call.cycles + call.of_head[h] : nullptr), count(call.of_head ? call.of_head[h + 1] - call.of_head[h] : 0) {
+        : pieces(call.of_head ? call.pieces + call.of_head[h] : nullptr), lanes(call.lanes),
+          count(call.of_head ? call.of_head[h + 1] - call.of_head[h] : 0) {
         const bool apart = side == QUERIES && call.query_positions.data;
         const Positions &given = apart ? call.query_positions : call.positions;
         shown = call.shown && !apart ? call.shown + b * call.shown_batch : nullptr;
@@ -51,7 +53,7 @@ struct Walk {
         length = side == QUERIES ? call.queries : call.length;
         place = call.start ? call.start[b] : 0;
         if (!positions) place += count_shown(0, begin);
-        for (int32_t c = 0; c < count; c++) axes = cycles[c].axis < axes ? axes : cycles[c].axis + 1;
+        for (int32_t n = 0; n < count; n++) axes = pieces[n].axis < axes ? axes : pieces[n].axis + 1;
     }
     bool is_shown(int64_t t) const { return !shown || shown[t]; }
     // Whether a vector that begins in row t of x may end behind the last row.
@@ -77,7 +79,7 @@ struct Walk {
         return stop;
     }
     // Calls each(t, stop, counted) for runs of tokens that are shown: a few at a time, so that their numbers stay in the first cache while one
-    // cycle after the other is turned for all of them. counted is the place of the first, where positions are counted.
+    // piece after the other is turned for all of them. counted is the place of the first, where positions are counted.
     template <typename Each>
     void runs(int64_t begin, int64_t end, Each each) const {
         int64_t counted = place;
@@ -92,16 +94,20 @@ struct Walk {
             t = stop;
         }
     }
-    // The rows x of a run, mapped, each cycle turned as far as the token's position says, or back, to the rows y.
+    // The rows x of a run, mapped, each piece turned as far as the token's position says, or back, to the rows y.
     template <int MAP, bool BACK>
     void turn_rows(Turn *turns, int64_t t, int64_t stop, int64_t counted, const float *x, ptrdiff_t x_row, float *y, ptrdiff_t y_row) const {
         const int64_t tokens = stop - t;
-        for (int32_t c = 0; c < count; c++) {
-            const int32_t axis = cycles[c].axis, from = cycles[c].begin;
-            const int64_t first = positions ? position(t, axis) : counted, last = positions ? position(stop - 1, axis) : counted + tokens - 1;
-            const int64_t shift = turns[c].to(first, cycles[c].length), step = tokens > 1 && last != first;
-            turns[c].shift = turn<MAP, BACK>(Run{tokens, cycles[c].length, shift, step}, x + from, x_row, y + from, y_row);
-            turns[c].last = last;
+        for (int32_t n = 0; n < count; n++) {
+            const Piece &piece = pieces[n];
+            const int64_t first = positions ? position(t, piece.axis) : counted;
+            const int64_t last = positions ? position(stop - 1, piece.axis) : counted + tokens - 1;
+            const Run run{tokens, piece.period, turns[n].to(first, piece.period), tokens > 1 && last != first};
+            const float *from = x + piece.begin;
+            float *to = y + piece.begin;
+            turns[n].last = last;
+            turns[n].shift = piece.lanes < 0 ? turn<MAP, BACK>(run, from, x_row, to, y_row)
+                                             : turn_lanes<MAP, BACK>(run, lanes + piece.lanes * LANES, piece.size, from, x_row, to, y_row);
         }
     }
 };
@@ -169,7 +175,7 @@ struct Sizes {
     static ptrdiff_t panel_size(ptrdiff_t rows, ptrdiff_t columns) { return rows * ((columns + PANEL - 1) / PANEL) * PANEL; }
 };
 
-// What turning needs: how far each cycle is turned, and rows for a run.
+// What turning needs: how far each piece is turned, and rows for a run.
 struct Room {
     Turn *turns;
     float *rows;

@@ -11,13 +11,15 @@ enum Map { AS_IT_IS = -1, RELU_EPS = 0, RELU = 1, SQUARED_RELU = 2 };
 
 template <int MAP>
 struct Phi {
-    static inline vec of(vec x) {
+    template <typename Vector>
+    static inline Vector of(Vector x) {
         if (MAP == AS_IT_IS) return x;
-        const vec positive = (x <= vec{}) ? vec{} : x;  // a NaN stays one
+        const Vector positive = (x <= Vector{}) ? Vector{} : x;  // a NaN stays one
         if (MAP == RELU_EPS) return positive + 1e-3f;
         return MAP == RELU ? positive : positive * positive;
     }
     static inline float of(float x) {
+        if (MAP == AS_IT_IS) return x;
         const float positive = x <= 0 ? 0 : x;
         if (MAP == RELU_EPS) return positive + 1e-3f;
         return MAP == RELU ? positive : positive * positive;
@@ -31,7 +33,7 @@ struct Phi {
 };
 
 
-// How far a cycle is turned at the token at hand. Positions mostly go on by one, so that a division is rare.
+// How far a piece is turned at the token at hand. Positions mostly go on by one, so that a division is rare.
 struct Turn {
     int64_t shift = 0, last = 0;
 
@@ -46,9 +48,9 @@ struct Turn {
     }
 };
 
-// Tokens side by side at each of which a cycle is turned by a step more, 0 or 1, than at the one before.
+// Tokens side by side at each of which a piece is turned by a step more, 0 or 1, than at the one before.
 struct Run {
-    ptrdiff_t tokens, length, shift, step;
+    ptrdiff_t tokens, period, shift, step;
 
     // Calls one(token, shift) for each; returns the last shift.
     template <typename One>
@@ -58,10 +60,36 @@ struct Run {
             one(t, now);
             if (++t == tokens) return now;
             now += step;
-            now = now == length ? 0 : now;
+            now = now == period ? 0 : now;
         }
     }
 };
+
+#if defined(__AVX2__)
+typedef float eight __attribute__((vector_size(32)));
+typedef float loose_eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int eight_places __attribute__((vector_size(32)));
+typedef int loose_eight_places __attribute__((vector_size(32), aligned(4), may_alias));
+#endif
+
+// Several short cycles that together are no longer than a row of the table, mapped and turned, or turned back. Eight numbers are read and written, as
+// below, where there is an instruction that shuffles as many.
+template <int MAP, bool BACK>
+static inline ptrdiff_t turn_lanes(const Run &run, const int32_t *lanes, ptrdiff_t size, const float *x, ptrdiff_t x_row, float *y, ptrdiff_t y_row) {
+    return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
+        const int32_t *places = lanes + LANES * (BACK && shift ? run.period - shift : shift);
+        const float *from = x + t * x_row;
+        float *to = y + t * y_row;
+#if defined(__AVX2__)
+        (void)size;
+        const eight turned = __builtin_ia32_permvarsf256(*reinterpret_cast<const loose_eight *>(from),
+                                                         *reinterpret_cast<const loose_eight_places *>(places));
+        *reinterpret_cast<loose_eight *>(to) = Phi<MAP>::of(turned);
+#else
+        for (ptrdiff_t i = 0; i < size; i++) to[i] = Phi<MAP>::of(from[places[i]]);
+#endif
+    });
+}
 
 // Place i of a cycle of n, turned by shift; without a branch, since where the cycle begins again is not to be foreseen.
 static inline ptrdiff_t turned(ptrdiff_t i, ptrdiff_t shift, ptrdiff_t n) { return i + shift - (n & -static_cast<ptrdiff_t>(i + shift >= n)); }
@@ -71,7 +99,7 @@ static inline ptrdiff_t turned(ptrdiff_t i, ptrdiff_t shift, ptrdiff_t n) { retu
 // that the loop does not depend on where that is.
 template <int MAP, bool BACK, int V>
 static inline ptrdiff_t turn_vectors(const Run &run, const float *x, ptrdiff_t x_row, float *y, ptrdiff_t y_row) {
-    const ptrdiff_t n = run.length, vectors = V ? V : (n + W - 1) / W;
+    const ptrdiff_t n = run.period, vectors = V ? V : (n + W - 1) / W;
     return run.each([=](ptrdiff_t t, ptrdiff_t shift) {
         const ptrdiff_t by = BACK ? n - shift : shift;
         const float *from = x + t * x_row;
@@ -83,7 +111,7 @@ static inline ptrdiff_t turn_vectors(const Run &run, const float *x, ptrdiff_t x
 
 template <int MAP, bool BACK>
 static inline ptrdiff_t turn(const Run &run, const float *x, ptrdiff_t x_row, float *y, ptrdiff_t y_row) {
-    switch ((run.length + W - 1) / W) {
+    switch ((run.period + W - 1) / W) {
     case 1: return turn_vectors<MAP, BACK, 1>(run, x, x_row, y, y_row);
     case 2: return turn_vectors<MAP, BACK, 2>(run, x, x_row, y, y_row);
     case 3: return turn_vectors<MAP, BACK, 3>(run, x, x_row, y, y_row);

@@ -10,14 +10,11 @@ from torch import Tensor, nn
 
 from permuteformer.attention.base import ATTENTIONS, Attention, of_tokens
 from permuteformer.attention.linear import LinearAttention
-from permuteformer.ops.beside import split
+from permuteformer.ops.beside import project
 from permuteformer.ops.checks import can_look_at, check_chosen, check_devices, check_key_mask, check_positions, check_segments, check_whole
 from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
-
-LARGEST_BYTES = 2**25
-"""glibc takes what is larger from the system every time."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -97,18 +94,12 @@ class MultiHeadAttention(nn.Module):
         return self._together(x, [self.query, self.key, self.value])
 
     def _together(self, x: Tensor, parts: list[nn.Linear]) -> list[Tensor]:
-        """What several projections make of ``x``.
-
-        On a CPU they are one product, where that is not larger than what malloc keeps for the next call: memory for three tensors is given
-        back to the system after every layer, and got anew from it page by page.
-        """
-        sizes = [part.out_features for part in parts]
-        size, tokens = sum(sizes), x.shape[0] * x.shape[1]
-        fits = size <= 4 * tokens and tokens * size * x.element_size() <= LARGEST_BYTES  # and the copy of the weights is small beside it
-        if x.device.type != "cpu" or not fits or torch.compiler.is_compiling() or not all(map(_is_plain, parts)):
+        """What several projections make of ``x``: on a CPU by one product, where the copy of the weights is small beside it."""
+        few = 4 * x.shape[0] * x.shape[1] < sum(part.out_features for part in parts)
+        if few or x.device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or not all(map(_is_plain, parts)):
             return [part(x) for part in parts]
-        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-        return list(split(torch.nn.functional.linear(x, torch.cat([part.weight for part in parts]), bias), sizes))
+        biases = [part.bias for part in parts if part.bias is not None]
+        return list(project(x, [part.weight for part in parts], biases))
 
     def merge(self, out: Tensor) -> Tensor:
         """Heads ``b h l v`` put side by side and projected: ``b l hidden_size``."""

@@ -1,4 +1,4 @@
-"""Tensors that lie side by side in one, and whose gradients do too: three projections as one product, forwards and backwards."""
+"""Tensors that lie side by side in one, and whose gradients do too: several projections as one product, forwards and backwards."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from permuteformer.ops import memory
 
-def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Views of ``x`` of these sizes of its last dimension. Where their gradients come side by side, that of ``x`` takes no copy.
 
-    >>> q, k = split(torch.arange(6.0).view(1, 6), [2, 4])
-    >>> k
-    tensor([[2., 3., 4., 5.]])
+def project(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+    """What each of these weights, ``d_n d``, makes of ``x``, ``… d``: one product of all, of which ``… d_n`` are views.
+
+    Where the gradients of the views come side by side, backwards there is one product too, and no copy.
+
+    >>> x, first, second = torch.randn(2, 5, 4), torch.randn(3, 4), torch.randn(6, 4)
+    >>> q, k = project(x, [first, second])
+    >>> torch.allclose(k, x @ second.T, atol=1e-5)
+    True
     """
-    parts: tuple[Tensor, ...] = _Split.apply(x, tuple(sizes))
+    parts: tuple[Tensor, ...] = _Project.apply(x, len(weights), *weights, *biases)
     return parts
 
 
 def empty_beside(parts: Sequence[Tensor]) -> list[Tensor]:
-    """New memory for tensors like these, heads ``b h l d``: side by side, where these are so as heads of a ``split``."""
+    """New memory for tensors like these, heads ``b h l d``: side by side, where these are so as heads of what ``project`` gives."""
     rows = [x.transpose(1, 2) for x in parts]  # b l h d
     if not all(x.stride(2) == x.shape[3] for x in rows) or _whole([x.flatten(2) for x in rows]) is None:
-        return [torch.empty_like(x) for x in parts]
+        return [memory.empty_like(x) for x in parts]
     sizes = [x.shape[2] * x.shape[3] for x in rows]
-    new = rows[0].new_empty(*rows[0].shape[:2], sum(sizes)).split(sizes, dim=-1)
+    b, length, *_ = rows[0].shape
+    new = memory.empty(b, length, sum(sizes), device=rows[0].device, dtype=rows[0].dtype).split(sizes, dim=-1)
     return [y.unflatten(-1, x.shape[2:]).transpose(1, 2) for x, y in zip(rows, new, strict=True)]
 
 
@@ -44,15 +50,34 @@ def _whole(parts: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((*first.shape[:-1], width), strides)
 
 
-class _Split(torch.autograd.Function):
+class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        parts: tuple[Tensor, ...] = x.split(sizes, dim=-1)
+    def forward(ctx: Any, x: Tensor, count: int, *given: Tensor) -> tuple[Tensor, ...]:
+        weights, biases = given[:count], given[count:]
+        ctx.save_for_backward(x, *weights)
+        ctx.has_biases = bool(biases)
+        weight, rows = torch.cat(weights), x.reshape(-1, x.shape[-1])
+        out = memory.empty(len(rows), len(weight), device=x.device, dtype=x.dtype)
+        if biases:
+            torch.addmm(torch.cat(biases), rows, weight.t(), out=out)
+        else:
+            torch.mm(rows, weight.t(), out=out)
+        parts: tuple[Tensor, ...] = out.view(*x.shape[:-1], -1).split([len(w) for w in weights], dim=-1)
         return parts
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        whole = (
-            None if torch.is_grad_enabled() else _whole(gradients)
-        )  # a view of the first would hide the others from a second backward pass
-        return torch.cat(gradients, dim=-1) if whole is None else whole, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        sizes = [len(w) for w in weights]
+        # A view of the first would hide the others from a second backward pass.
+        whole = None if torch.is_grad_enabled() else _whole(gradients)
+        d = (torch.cat(gradients, dim=-1) if whole is None else whole).reshape(-1, sum(sizes))
+        d_x = d_weights = d_biases = None
+        if ctx.needs_input_grad[0]:
+            d_x = (d @ torch.cat(weights)).view(x.shape)
+        if any(ctx.needs_input_grad[2 : 2 + len(weights)]):
+            d_weights = (d.t() @ x.reshape(-1, x.shape[-1])).split(sizes)
+        if ctx.has_biases and any(ctx.needs_input_grad[2 + len(weights) :]):
+            d_biases = d.sum(0).split(sizes)
+        nothing = (None,) * len(weights)
+        return d_x, None, *(d_weights or nothing), *((d_biases or nothing) if ctx.has_biases else ())

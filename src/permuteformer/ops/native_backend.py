@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from permuteformer.ops import memory
 from permuteformer.ops.backend import MAPS, Work
 from permuteformer.ops.beside import empty_beside
 from permuteformer.ops.native import Kernel, load
@@ -134,12 +135,12 @@ def _place(x: Tensor | None) -> int:
 def _output(q: Tensor, v: Tensor) -> Tensor:
     """``b h l v`` whose heads lie side by side, as the layer will want them."""
     b, h, length, _ = q.shape
-    return v.new_empty(b, length, h, v.shape[-1]).transpose(1, 2)
+    return memory.empty(b, length, h, v.shape[-1], device=v.device).transpose(1, 2)
 
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """Room for those of q, k and v."""
-    return empty_beside((q, k, v)) if q.shape[2] else [torch.empty_like(q), *empty_beside((k, v))]
+    return empty_beside((q, k, v)) if q.shape[2] else [memory.empty_like(q), *empty_beside((k, v))]
 
 
 def _carry(q: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,6 @@
 #include <thread>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "call.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -124,27 +120,6 @@ struct Work {
     }
 };
 
-// Ask for large pages under a tensor that is new, and about to be written: of small ones, each is an interruption when it is first touched,
-// and all of them together take half as long as the products.
-void in_large_pages(const Call &call, const Tensor4 &x, int64_t tokens, int64_t numbers) {
-#if defined(__linux__)
-    constexpr uintptr_t LARGE = 1 << 21;
-    if (!x.data) return;  // nothing is asked for
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(x.data);
-    const int64_t last = (call.batch - 1) * x.batch + (call.heads - 1) * x.head + (tokens - 1) * x.token + numbers;
-    const uintptr_t first = (begin + LARGE - 1) / LARGE * LARGE, end = (begin + 4 * last) / LARGE * LARGE;
-    if (first < end) madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);  // where it is refused, pages stay small
-#else
-    (void)call, (void)x, (void)tokens, (void)numbers;
-#endif
-}
-
-void gradients_in_large_pages(const Call &call) {
-    in_large_pages(call, call.d_q, call.queries, call.features);
-    in_large_pages(call, call.d_k, call.length, call.features);
-    in_large_pages(call, call.d_v, call.length, call.values);
-}
-
 // Whether there was memory for it.
 template <typename Task>
 int succeeds(Task task) {
@@ -177,7 +152,6 @@ EXPORTED int use(const char *name) {
 EXPORTED int total(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
-        in_large_pages(*call, call->out, call->queries, call->values);
         work.sum_parts(call->length, call->kv, call->z, work.kernels.absorb);
         work.do_parts(call->queries, work.kernels.read);
     });
@@ -186,7 +160,6 @@ EXPORTED int total(const Call *call) {
 EXPORTED int total_back(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
-        gradients_in_large_pages(*call);
         work.sum_parts(call->queries, call->d_kv, call->d_z, work.kernels.read_back);
         work.do_parts(call->length, work.kernels.absorb_back);
     });
@@ -195,7 +168,6 @@ EXPORTED int total_back(const Call *call) {
 EXPORTED int scan(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
-        in_large_pages(*call, call->out, call->length, call->values);
         work.each_head(call->length == 1 && !call->kept ? work.kernels.step : work.kernels.scan);
     });
 }
@@ -203,7 +175,6 @@ EXPORTED int scan(const Call *call) {
 EXPORTED int scan_back(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
-        gradients_in_large_pages(*call);
         work.each_head(work.kernels.scan_back);
     });
 }

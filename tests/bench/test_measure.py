@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from permuteformer.bench import apart
+from permuteformer.bench import apart, steps
 from permuteformer.bench.apart import Apart, available_memory, measure_apart, measure_in_turns
 from permuteformer.bench.case import BLANK, Case
 from permuteformer.bench.items import random_items
 from permuteformer.bench.measure import Timed
 from permuteformer.bench.measure import measure as measure_case
-from permuteformer.bench.steps import STEPS
 from permuteformer.experiments.base import Measurement
 from permuteformer.tasks import TASKS
 from permuteformer.train.build import build_task
@@ -95,8 +94,8 @@ class TestHere:
     def test_one_step_goes_before_those_that_are_timed(self, monkeypatch):
         seen = []
 
-        def slow_at_first(model, arguments):
-            step = training(model, arguments)
+        def slow_at_first(*given):
+            step = training(*given)
 
             def slower():
                 step()
@@ -105,20 +104,20 @@ class TestHere:
 
             return slower
 
-        training = STEPS["training"]
-        monkeypatch.setitem(STEPS, "training", slow_at_first)
+        training = steps._training
+        monkeypatch.setattr(steps, "_training", slow_at_first)
         assert measure(measurement(repeats=3))["seconds_spread"][1] < 0.5
         assert len(seen) == 4
 
     def test_training_trains_and_inference_does_not(self, monkeypatch):
         models = {}
-        for kind, make in list(STEPS.items()):
+        for kind, make in (("training", steps._training), ("inference", steps._inference)):
 
-            def keep(model, arguments, kind=kind, make=make):
+            def keep(model, *given, kind=kind, make=make):
                 models[kind] = model, [p.clone() for p in model.parameters()]
-                return make(model, arguments)
+                return make(model, *given)
 
-            monkeypatch.setitem(STEPS, kind, keep)
+            monkeypatch.setattr(steps, f"_{kind}", keep)
             measure(measurement(kind=kind))
         (trained, before), (used, as_made) = models["training"], models["inference"]
         assert trained.training
@@ -233,7 +232,7 @@ class TestApart:
         assert result["seconds_per_epoch"] == 5 * result["seconds_best"]
 
     def test_out_of_memory_is_a_result(self):
-        greedy = measurement(model="transformer-text", length=4000, batch_size=16)
+        greedy = measurement(model="transformer-text", length=4000, batch_size=16, model_fields={"num_hidden_layers": 2})
         result = measure_apart(greedy, threads=1, memory_bytes=600 * MB)
         assert result.keys() >= BLANK.keys()
         assert result["status"] == "out of memory"

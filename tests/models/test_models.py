@@ -561,7 +561,9 @@ def test_the_decode_step_is_exported():
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
-@pytest.mark.parametrize("name", ["permuteformer-text", "transformer-text", "permuteformer-image", "nystromformer-text", "permuteformer-lm"])
+@pytest.mark.parametrize(
+    "name", ["permuteformer-text", "transformer-text", "permuteformer-image", "nystromformer-text", "permuteformer-lm"]
+)
 def test_the_last_block_is_asked_for_what_is_pooled(name, pooling):
     """The answer is that of all hidden states, with padding on either side, and the last block was given no more than it needs."""
     if pooling == "last" and name != "permuteformer-lm":

@@ -351,7 +351,7 @@ def test_half_precision_is_computed_in_float32(dtype):
 def test_the_operators_are_what_torch_asks_of_operators():
     ops = torch.ops.permuteformer
     x = torch.randn(1, 2, 5, 12, device=DEVICE, requires_grad=True)
-    cycles, _, of_feature = Permute(2, 12).rotation(DEVICE)
+    cycles, of_feature, *_ = Permute(2, 12).rotation(DEVICE)
     turns, shown = torch.zeros(1, len(cycles), dtype=torch.int32, device=DEVICE), torch.rand(1, 5, device=DEVICE) > 0.2
     torch.library.opcheck(ops.features, (x, turns, cycles, of_feature, shown, 0, 16, True))
     torch.library.opcheck(ops.values, (x, shown, 16, True, True))

@@ -23,6 +23,12 @@ def blocks(monkeypatch):
     return made
 
 
+@pytest.mark.parametrize("size", [SMALLEST_BYTES, UNIT - 4, UNIT, UNIT + 4, 3 * UNIT - 4, 10 * UNIT + 4])
+def test_of_any_size_it_is_used_again(size):
+    place = empty(size // 4, device=CPU).data_ptr()
+    assert empty(size // 4, device=CPU).data_ptr() == place
+
+
 def test_it_is_used_again_when_nobody_holds_it():
     first = empty(3, NUMBERS // 3, device=CPU)
     place = first.data_ptr()

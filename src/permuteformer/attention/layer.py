@@ -95,8 +95,9 @@ class MultiHeadAttention(nn.Module):
 
     def _together(self, x: Tensor, parts: list[nn.Linear]) -> list[Tensor]:
         """What several projections make of ``x``: on a CPU by one product, where the copy of the weights is small beside it."""
-        few = 4 * x.shape[0] * x.shape[1] < sum(part.out_features for part in parts)
-        if few or x.device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or not all(map(_is_plain, parts)):
+        many = 4 * x.shape[0] * x.shape[1] >= sum(part.out_features for part in parts)
+        eager = not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+        if not (many and eager and x.device.type == "cpu" and all(map(_is_plain, parts))):
             return [part(x) for part in parts]
         biases = [part.bias for part in parts if part.bias is not None]
         return list(project(x, [part.weight for part in parts], biases))

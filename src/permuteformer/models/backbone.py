@@ -181,8 +181,8 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             use_cache: return states; the configuration's ``use_cache`` for causal models if not given.
             segment_ids: ``b l`` int64 for packed rows: tokens see their own segment only.
             output_hidden_states: return the hidden states before every block and at the end.
-            chosen: ``b n`` int64, places of the tokens whose last hidden states are wanted, ``b n d``: of the others the last block computes
-                what these look at, and no more. ``None`` for all.
+            chosen: ``b n`` int64, places of the tokens whose last hidden states are wanted, ``b n d``: of the others the last block
+                computes what these look at, and no more. ``None`` for all.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds: one of them, not both")

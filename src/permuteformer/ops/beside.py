@@ -10,6 +10,9 @@ from torch import Tensor
 
 from permuteformer.ops import memory
 
+LARGEST_BYTES = 2**25
+"""glibc's malloc takes what is larger from the system every time."""
+
 
 def project(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     """What each of these weights, ``d_n d``, makes of ``x``, ``… d``: one product of all, of which ``… d_n`` are views.
@@ -21,7 +24,8 @@ def project(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ())
     >>> torch.allclose(k, x @ second.T, atol=1e-5)
     True
     """
-    parts: tuple[Tensor, ...] = _Project.apply(x, len(weights), *weights, *biases)
+    is_kept = torch.is_grad_enabled() and any(given.requires_grad for given in (x, *weights, *biases))
+    parts: tuple[Tensor, ...] = _Project.apply(x, is_kept, len(weights), *weights, *biases)
     return parts
 
 
@@ -52,12 +56,14 @@ def _whole(parts: Sequence[Tensor]) -> Tensor | None:
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, count: int, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, is_kept: bool, count: int, *given: Tensor) -> tuple[Tensor, ...]:
         weights, biases = given[:count], given[count:]
         ctx.save_for_backward(x, *weights)
         ctx.has_biases = bool(biases)
         weight, rows = torch.cat(weights), x.reshape(-1, x.shape[-1])
-        out = memory.empty(len(rows), len(weight), device=x.device, dtype=x.dtype)
+        # What is not kept for a backward pass comes from malloc, whose last block is still in the cache; unless it is too large for it.
+        make = memory.empty if is_kept or len(rows) * len(weight) * x.itemsize > LARGEST_BYTES else torch.empty
+        out = make(len(rows), len(weight), device=x.device, dtype=x.dtype)
         if biases:
             torch.addmm(torch.cat(biases), rows, weight.t(), out=out)
         else:
@@ -75,9 +81,9 @@ class _Project(torch.autograd.Function):
         d_x = d_weights = d_biases = None
         if ctx.needs_input_grad[0]:
             d_x = (d @ torch.cat(weights)).view(x.shape)
-        if any(ctx.needs_input_grad[2 : 2 + len(weights)]):
+        if any(ctx.needs_input_grad[3 : 3 + len(weights)]):
             d_weights = (d.t() @ x.reshape(-1, x.shape[-1])).split(sizes)
-        if ctx.has_biases and any(ctx.needs_input_grad[2 + len(weights) :]):
+        if ctx.has_biases and any(ctx.needs_input_grad[3 + len(weights) :]):
             d_biases = d.sum(0).split(sizes)
         nothing = (None,) * len(weights)
-        return d_x, None, *(d_weights or nothing), *((d_biases or nothing) if ctx.has_biases else ())
+        return d_x, None, None, *(d_weights or nothing), *((d_biases or nothing) if ctx.has_biases else ())

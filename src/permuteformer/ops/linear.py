@@ -221,8 +221,8 @@ def attend_to_all(
 ) -> Tensor:
     """Every query sees every key, without a decay: the output of ``linear_attention``, and no state.
 
-    Arguments as there. Queries ``b h n d`` may be of other tokens than the keys, and then stand at ``query_positions``, ``b n a``; none of them
-    is hidden.
+    Arguments as there. Queries ``b h n d`` may be of other tokens than the keys, and then stand at ``query_positions``, ``b n a``;
+    none of them is hidden.
 
     >>> q = k = v = torch.randn(1, 2, 6, 4)
     >>> out, _ = linear_attention(q, k, v, feature_map=torch.exp)

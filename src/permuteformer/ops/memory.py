@@ -1,7 +1,8 @@
 """Memory of large tensors on a CPU, kept for the next ones.
 
-What is freed goes back to the system as soon as there is much of it, and comes from there page by page, each an interruption and cleared before:
-a product of a few MB takes up to twice as long in new memory. So the few tensors of a layer that are wider than the model are made here.
+What is freed goes back to the system as soon as there is much of it, and comes from there page by page, each an interruption and
+cleared before: a product of a few MB takes up to twice as long in new memory. So the few tensors of a layer that are wider than the
+model are made here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import deque
 
 import torch
 from torch import Tensor
+from torch.utils import deterministic
 
 SMALLEST_BYTES = 2**20
 """Of a tensor that is made here; malloc keeps what is smaller."""
@@ -56,7 +58,7 @@ def release() -> None:
 
 def _fills_new_memory() -> bool:
     """As torch does where it is asked to be deterministic."""
-    return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[no-any-return]
+    return torch.are_deterministic_algorithms_enabled() and bool(deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
 
 
 class _Blocks:
@@ -73,12 +75,13 @@ class _Blocks:
         """Memory of so many bytes, and a little more; free again when what is returned has ended."""
         with self._lock:
             self._collect()
-            fitting = [block for block in self._free if size <= len(block) <= max(WASTE * size, UNIT)]
+            whole = -(-size // UNIT) * UNIT
+            fitting = [block for block in self._free if whole <= len(block) <= max(WASTE * size, whole)]
             if fitting:
                 block = min(fitting, key=len)
                 self._free.remove(block)
             else:
-                block = _new(-(-size // UNIT) * UNIT)
+                block = _new(whole)
             self._in_use += len(block)
             self._most = max(self._most, self._in_use)
             self._trim(self._most)

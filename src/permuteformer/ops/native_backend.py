@@ -14,7 +14,8 @@ from permuteformer.ops.beside import empty_beside
 from permuteformer.ops.native import Kernel, load
 
 SHARED = (
-    "Tensor? pieces, Tensor? of_head, Tensor? lanes, Tensor? start, Tensor? positions, Tensor? query_positions, Tensor? shown, int map, bool normalize"
+    "Tensor? pieces, Tensor? of_head, Tensor? lanes, Tensor? start, Tensor? positions, Tensor? query_positions, Tensor? shown,"
+    " int map, bool normalize"
 )
 OPERATORS = {
     "total": f"(Tensor q, Tensor k, Tensor v, Tensor? kv, Tensor? z, {SHARED}) -> (Tensor, Tensor, Tensor)",
@@ -108,9 +109,9 @@ def _call(
     for x in (*inputs, out):
         fields += _tensor(x)
     fields += map(_place, (kv, z, *shared[:4]))
-    kept_alive = [x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (shared.positions, shared.query_positions)]
-    for positions in kept_alive:
-        fields += (0, 0, 0) if positions is None else (positions.data_ptr(), positions.stride(0) * (len(positions) > 1), positions.stride(1))
+    kept_alive = [_rows(x) for x in (shared.positions, shared.query_positions)]
+    for at in kept_alive:
+        fields += (0, 0, 0) if at is None else (at.data_ptr(), at.stride(0) * (len(at) > 1), at.stride(1))
     fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))
     fields += _place(log_decay), _place(kept)
     if gradients is None:
@@ -128,6 +129,11 @@ def _tensor(x: Tensor) -> tuple[int, ...]:
     return (x.data_ptr() if x.shape[2] else 0, *x.stride()[:3])
 
 
+def _rows(positions: Tensor | None) -> Tensor | None:
+    """Positions whose axes are neighbours in memory."""
+    return positions if positions is None or positions.stride(-1) == 1 or positions.shape[-1] == 1 else positions.contiguous()
+
+
 def _place(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
@@ -135,7 +141,7 @@ def _place(x: Tensor | None) -> int:
 def _output(q: Tensor, v: Tensor) -> Tensor:
     """``b h l v`` whose heads lie side by side, as the layer will want them."""
     b, h, length, _ = q.shape
-    return memory.empty(b, length, h, v.shape[-1], device=v.device).transpose(1, 2)
+    return v.new_empty(b, length, h, v.shape[-1]).transpose(1, 2)
 
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:

@@ -49,8 +49,8 @@ class Rotation(NamedTuple):
     of_feature: Tensor
     """``h m``: the cycle of each feature."""
     pieces: Tensor
-    """``p 5``: the same where short cycles that are neighbours are one piece, of ``LANES`` features at most: its first feature, its size, its
-    axis, its period, and its first row of ``lanes`` (-1 for a cycle that is longer)."""
+    """``p 5``: the same where short cycles that are neighbours are one piece, of ``LANES`` features at most: its first feature, its
+    size, its axis, its period, and its first row of ``lanes`` (-1 for a cycle that is longer)."""
     of_head: Tensor
     """``h + 1``: where each head's pieces begin, and the last one's end."""
     lanes: Tensor
@@ -167,8 +167,8 @@ def canonical(permutation: Tensor, axes: int = 1) -> Tensor:
     """The same cycle lengths, relabelled so that every cycle lies in neighbouring features.
 
     Queries and keys relabelled alike have the same products, so where their projections are drawn at random this
-    is the same model; stored so, P^i moves contiguous pieces. Long cycles come first, and begin at multiples of ``LANES`` as far as short ones
-    fill the places between them.
+    is the same model; stored so, P^i moves contiguous pieces. Long cycles come first, and begin at multiples of ``LANES`` as far
+    as short ones fill the places between them.
 
     >>> canonical(torch.tensor([[2, 1, 0]]))
     tensor([[1, 0, 2]])
@@ -184,7 +184,8 @@ def _arranged(lengths: Sequence[int]) -> tuple[int, ...]:
     >>> _arranged([1, 3, 9, 2, 20])
     (20, 3, 1, 9, 2)
     """
-    left, found = sorted(lengths, reverse=True), []
+    left = sorted(lengths, reverse=True)
+    found: list[int] = []
     while left:
         room = -sum(found) % LANES
         fitting = next((n for n in left if n <= room), left[0])

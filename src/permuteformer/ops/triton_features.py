@@ -45,7 +45,7 @@ def features(
     return torch.ops.permuteformer.features(x, turns, cycles, of_feature, shown, map, width, tokens_first)  # type: ignore[no-any-return]
 
 
-def turns_of(rotation: Rotation | None, start: Tensor, positions: Tensor | None) -> Tensor | None:
+def turns_of(rotation: Rotation | None, start: Tensor | None, positions: Tensor | None) -> Tensor | None:
     """By how much each cycle is turned, int32: of every token, ``b l n``, or of the first in each row, ``b n``, where positions count on.
 
     One remainder a cycle and not a feature; the kernel is left with small numbers.
@@ -54,6 +54,7 @@ def turns_of(rotation: Rotation | None, start: Tensor, positions: Tensor | None)
         return None
     size = rotation.cycles[:, 1].long()
     if positions is None:
+        assert start is not None
         return start.unsqueeze(-1).remainder(size).int()
     if positions.shape[-1] > 1:
         positions = positions.index_select(-1, rotation.cycles[:, 2])

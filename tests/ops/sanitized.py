@@ -8,7 +8,7 @@ import torch
 
 from permuteformer.ops import native
 from permuteformer.ops.feature_map import relu_eps
-from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.linear import absorb_keys, attend_to_all, linear_attention
 from permuteformer.positions.permute import Permute
 
 
@@ -36,6 +36,11 @@ def main():
         (out.sum() + state.kv.sum()).backward()
         with torch.no_grad():
             linear_attention(q, k, v, feature_map=relu_eps, causal=causal, backend="native")
+        if not causal:
+            positions = torch.arange(length).view(1, -1, 1)
+            arguments = {"feature_map": relu_eps, "transform": Permute(2, m), "positions": positions}
+            attend_to_all(q[:, :, -1:], k, v, query_positions=positions[:, -1:], backend="native", **arguments).sum().backward()
+            absorb_keys(k, v, **arguments).kv.sum().backward()
 
 
 if __name__ == "__main__":

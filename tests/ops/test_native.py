@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from permuteformer.ops import native, reference
 from permuteformer.ops.backend import MAPS, VARIABLE
 from permuteformer.ops.feature_map import FEATURE_MAPS, elu, relu_eps
-from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.linear import LinearState, absorb_keys, attend_to_all, linear_attention
 from permuteformer.ops.native import load
 from permuteformer.positions.permute import Permute
 
@@ -57,23 +57,24 @@ def attend(q, k, v, backend, dtype, gradients=None, log_decay=None, state=None, 
 
 
 def assert_same(q, k, v, **arguments):
-    """What the kernel gives is what PyTorch gives in float64, nearly as well as PyTorch's own float32.
-
-    But for the output of hidden tokens, which means nothing.
-    """
+    """``assert_as_exact``, but for the output of hidden tokens, which means nothing."""
     b, h, _, m = q.shape
     mask = arguments.get("key_mask")
     gradients = [torch.randn(v.shape), torch.randn(b, h, m, v.shape[-1]), torch.randn(b, h, m)]
     if mask is not None:
         gradients[0] = gradients[0].masked_fill(~mask[:, None, :, None], 0)
-    exact, rounded, found = (
-        attend(q, k, v, backend, dtype, gradients, **arguments)
-        for backend, dtype in (("torch", torch.float64), ("torch", torch.float32), ("native", torch.float32))
-    )
-    if mask is not None:
-        for outputs in (exact, rounded, found):
-            outputs[0] = outputs[0].masked_fill(~mask[:, None, :, None], 0)
-    for theirs, other, ours in zip(exact, rounded, found, strict=True):
+
+    def compute(backend, dtype):
+        out, *others = attend(q, k, v, backend, dtype, gradients, **arguments)
+        return [out if mask is None else out.masked_fill(~mask[:, None, :, None], 0), *others]
+
+    assert_as_exact(compute)
+
+
+def assert_as_exact(compute):
+    """What the kernel gives is what PyTorch gives in float64, nearly as well as PyTorch's own float32."""
+    ways = (("torch", torch.float64), ("torch", torch.float32), ("native", torch.float32))
+    for theirs, other, ours in zip(*(compute(backend, dtype) for backend, dtype in ways), strict=True):
         size = theirs.abs().max().clamp(min=1)  # sums of many tokens are rounded at their own size
         error, usual = ((x.double() - theirs).abs().max() for x in (ours, other))
         assert error <= 1e-6 * size + 5 * usual, (float(error), float(usual))
@@ -111,6 +112,48 @@ def test_any_sizes(b, h, length, m, d, causal, decays, masked, name, axes, norma
         key_mask=torch.rand(b, length) > 0.4 if masked else None,
         normalize=normalize,
     )
+
+
+@pytest.mark.parametrize("length", [1, 65, 1025])
+@pytest.mark.parametrize("queries", [1, 3, 70])
+@pytest.mark.parametrize("axes", [0, 1, 2], ids=["", "permuted", "two axes"])
+def test_queries_of_other_tokens(instruction_set, length, queries, axes):
+    """Outputs and gradients, with keys that are hidden."""
+    _, k, v = tensors(2, 3, length, 13, 5)
+    q = torch.randn(2, 3, queries, 13)
+    d_out = torch.randn(2, 3, queries, 5)
+    arguments = {
+        "feature_map": relu_eps,
+        "transform": Permute(3, 13, axes) if axes else None,
+        "positions": torch.randint(-(10**12), 10**12, (1, length, max(axes, 1))),
+        "query_positions": torch.randint(-(10**12), 10**12, (2, queries, max(axes, 1))),
+        "key_mask": torch.arange(length) % 3 != torch.tensor([[1], [2]]),
+    }
+
+    def compute(backend, dtype):
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = attend_to_all(*inputs, backend=backend, **arguments)
+        return [out.detach(), *torch.autograd.grad(out, inputs, d_out.to(dtype))]
+
+    assert_as_exact(compute)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_keys_without_queries(instruction_set, goes_on, monkeypatch):
+    """The state, and gradients of what is in it; of a state that is gone on from too."""
+    _, k, v = tensors(2, 3, 130, 13, 5)
+    kv, z, d_kv, d_z = (torch.randn(2, 3, 13, *tail) for tail in ((5,), (), (5,), ()))
+    mask = torch.rand(2, 130) > 0.3
+
+    def compute(backend, dtype):
+        monkeypatch.setenv(VARIABLE, backend if backend == "torch" else "auto")
+        inputs = [x.to(dtype).requires_grad_() for x in ((k, v, kv, z) if goes_on else (k, v))]
+        state = LinearState(*inputs[2:], torch.zeros(2, dtype=torch.int64)) if goes_on else None
+        positions = torch.arange(130).view(1, -1, 1)
+        after = absorb_keys(*inputs[:2], feature_map=relu_eps, transform=Permute(3, 13), positions=positions, key_mask=mask, state=state)
+        return [x.detach() for x in (*after[:2], *torch.autograd.grad(after[:2], inputs, [d_kv.to(dtype), d_z.to(dtype)]))]
+
+    assert_as_exact(compute)
 
 
 def test_it_is_the_paper():

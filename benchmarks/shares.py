@@ -2,21 +2,27 @@
 
     python benchmarks/shares.py --output results/bench
 
-Times are best ones, of ours, the formula and the matrix product in turns; shares are of the profiler's own times of a step.
+Times are best ones, of ours, the formula and the matrix product in turns; shares are of the profiler's own times of a step. Products are
+those that a step does, counted as it does them; those of attention are counted on their own too: all else could stay as it is, and
+attention take no more than these.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.flop_counter import FlopCounterMode
 
 from permuteformer.bench import sweeps
 from permuteformer.bench.case import Case
+from permuteformer.bench.steps import BACKWARD
 from permuteformer.bench.subjects import Subject, make
 from permuteformer.experiments.lra import LENGTHS
 from permuteformer.folders import write_whole
@@ -53,7 +59,7 @@ def measure(task: str, kind: str) -> dict[str, Any]:
         for row, subject in subjects.items():
             best[row] = min(best[row], _seconds(subject))
     ours = subjects["permuteformer"]
-    flops, rate = ours.flops or 0, (subjects["matmul"].flops or 0) / best["matmul"]
+    (flops, of_attention), rate = products(ours), (subjects["matmul"].flops or 0) / best["matmul"]
     return {
         "task": task,
         "kind": kind,
@@ -63,15 +69,37 @@ def measure(task: str, kind: str) -> dict[str, Any]:
         "product_flops": flops,
         "flops_per_second": rate,
         "product_seconds": flops / rate,
+        "attention_product_seconds": of_attention / rate,
         "environment": {**environment(), "command": ["python", "benchmarks/shares.py"]},
     }
 
 
+def products(subject: Subject) -> tuple[float, float]:
+    """Multiplications and additions of the matrix products of a step, and of those that are linear attention's."""
+    ops = torch.ops.permuteformer
+    counted = {ops.total: _of_total, ops.total_back: _of_total_back}
+    with FlopCounterMode(display=False, custom_mapping=counted) as counter:
+        subject.step()
+    found = counter.get_flop_counts()["Global"]
+    return sum(found.values()), sum(found.get(op, 0) for op in counted)
+
+
+def _of_total(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
+    """Keys are multiplied with values, and queries with what comes of it."""
+    return 2 * math.prod(k[:2]) * k[3] * v[3] * (k[2] + q[2])
+
+
+def _of_total_back(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
+    return BACKWARD * _of_total(q, k, v)
+
+
 def shares(subject: Subject) -> dict[str, float]:
     """Of the time of a step: matrix products, linear attention, the rest."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        for _ in range(STEPS):
+    # The first steps that are profiled take longer.
+    with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=2, active=STEPS), acc_events=True) as profiled:
+        for _ in range(2 + STEPS):
             subject.step()
+            profiled.step()
     found = {"matrix products": 0.0, "linear attention": 0.0, "the rest": 0.0}
     for entry in profiled.key_averages():
         part = "matrix products" if entry.key in PRODUCTS else "linear attention" if "permuteformer" in entry.key else "the rest"

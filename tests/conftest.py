@@ -1,4 +1,9 @@
 import os
+import signal
+
+# A shell that starts the tests in the background has them and all that they start ignore Ctrl-C, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # bfloat16 products kill the process on virtual machines that advertise AMX without granting it; set before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")

@@ -369,7 +369,7 @@ def test_a_terminal_is_not_told_what_to_do_by_the_model(bytes_run):
     import pty
 
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", PROGRAM, "generate", str(bytes_run), "--tokens", "600", "--temperature", "2"]
+    command = [sys.executable, "-c", PROGRAM, "generate", str(bytes_run), "--tokens", "3000", "--temperature", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environment) as process:
         os.close(theirs)

@@ -203,8 +203,8 @@ def of_tokens(x: Tensor, chosen: Tensor) -> Tensor:
     """``b n …``: what ``x``, ``b l …``, has of the tokens ``chosen``, ``b n``.
 
     >>> of_tokens(torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([[0, 2], [1, 1]]))
-    tensor([[ 5,  7],
-            [ 9,  9]])
+    tensor([[5, 7],
+            [9, 9]])
     """
     return x[torch.arange(len(x), device=x.device).unsqueeze(1), chosen]
 

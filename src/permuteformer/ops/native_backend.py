@@ -145,8 +145,8 @@ def _output(q: Tensor, v: Tensor) -> Tensor:
 
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Room for those of q, k and v."""
-    return empty_beside((q, k, v)) if q.shape[2] else [memory.empty_like(q), *empty_beside((k, v))]
+    """Room for those of q, k and v: queries of other tokens come from a projection of their own."""
+    return empty_beside((q, k, v)) if q.shape[2] == k.shape[2] else [memory.empty_like(q), *empty_beside((k, v))]
 
 
 def _carry(q: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None) -> tuple[Tensor, Tensor]:

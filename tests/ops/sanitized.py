@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from permuteformer.models.dropout import Dropout
 from permuteformer.ops import native
 from permuteformer.ops.feature_map import relu_eps
 from permuteformer.ops.linear import absorb_keys, attend_to_all, linear_attention
@@ -41,6 +42,7 @@ def main():
             arguments = {"feature_map": relu_eps, "transform": Permute(2, m), "positions": positions}
             attend_to_all(q[:, :, -1:], k, v, query_positions=positions[:, -1:], backend="native", **arguments).sum().backward()
             absorb_keys(k, v, **arguments).kv.sum().backward()
+        Dropout(0.3)(v).sum().backward()
 
 
 if __name__ == "__main__":

@@ -48,6 +48,13 @@ struct Call {
     double *d_log_decay;  // b h, or null
 };
 
+// Dropout of numbers that lie side by side. 8 bytes a field too.
+struct Drop {
+    const float *x;
+    float *y;
+    int64_t count, seed, dropped, threads;  // dropped: of 2^32
+};
+
 // What an instruction set has to offer. Each function does the work of one head of one row, or of some of its tokens.
 struct Kernels {
     // Bidirectional: keys begin … end add up to kv and z, which are this part's own; queries read the call's.
@@ -60,6 +67,8 @@ struct Kernels {
     void (*scan_back)(const Call &, int64_t b, int64_t h);
     // Causal, one token.
     void (*step)(const Call &, int64_t b, int64_t h);
+    // Numbers begin … end: always the same ones, as they share a key.
+    void (*drop)(const Drop &, int64_t begin, int64_t end);
 };
 
 constexpr int64_t BLOCK = 64;  // tokens whose features exist at a time

@@ -1,11 +1,12 @@
 // The kernel for one instruction set: compiled several times, with ISA its name and the compiler told what it may use.
+#include "drop.h"
 #include "passes.h"
 
 namespace ISA {
 
 template <int MAP>
 static const Kernels *table() {
-    static const Kernels kernels{absorb<MAP>, read<MAP>, read_back<MAP>, absorb_back<MAP>, scan<MAP>, scan_back<MAP>, step<MAP>};
+    static const Kernels kernels{absorb<MAP>, read<MAP>, read_back<MAP>, absorb_back<MAP>, scan<MAP>, scan_back<MAP>, step<MAP>, drop};
     return &kernels;
 }
 

@@ -172,6 +172,16 @@ EXPORTED int scan(const Call *call) {
     });
 }
 
+EXPORTED int dropout(const Drop *call) {
+    constexpr int64_t SHARE = 1 << 14;
+    const auto drop = sets()[chosen].kernels(0)->drop;
+    share_out((call->count + SHARE - 1) / SHARE, call->threads, [=](int64_t n) {
+        const int64_t begin = n * SHARE;
+        drop(*call, begin, begin + SHARE < call->count ? begin + SHARE : call->count);
+    });
+    return 1;
+}
+
 EXPORTED int scan_back(const Call *call) {
     return succeeds([=] {
         const Work work(*call);

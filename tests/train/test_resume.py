@@ -52,6 +52,7 @@ def test_killed(words, at, whole, tmp_path):
     killed = Command(*words, *EVERY_STEP, output=folder, at=at)
     assert killed.wait() == [-KILL], killed.text
     assert not (folder / "result.json").exists()
+    (folder / "checkpoints" / ".step-000000001.removed").mkdir()  # killed while old ones were deleted
     Command("resume", folder, *EVERY_STEP).succeed()
     assert_same(folder, whole(words))
     assert not [path.name for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]

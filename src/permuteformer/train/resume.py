@@ -42,7 +42,7 @@ def save(trainer: Trainer) -> None:
         if bad := bad_tensors(tensors):  # what no loss has shown yet is not gone on from
             raise NotFinite(f"step {cursor.step:,}: not finite, and not saved: {bad}")
         checkpoint.save(run.checkpoints, cursor.step, {**state, "recorded": run.recorded()}, tensors)
-        checkpoint.tidy(run.checkpoints, cursor.step, keep={cursor.best_step or 0})
+        _tidy(trainer)
 
     trainer.teller.on_main(write)
 
@@ -77,7 +77,12 @@ def resume(trainer: Trainer) -> None:
     if accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(state["scaler"])
     trainer.teller.on_main(lambda: run.rewind(state["recorded"]))
+    trainer.teller.on_main(lambda: _tidy(trainer))  # it may have been killed while it did, after its last step
     trainer.teller.say(f"going on from step {trainer.cursor.step:,} of {trainer.steps:,}")
+
+
+def _tidy(trainer: Trainer) -> None:
+    checkpoint.tidy(trainer.run_folder.checkpoints, trainer.cursor.step, keep={trainer.cursor.best_step or 0})
 
 
 def put_in_place(latest: Checkpoint, model: nn.Module, optimizer: Optimizer, device: torch.device, process: int) -> Cursor:

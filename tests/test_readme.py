@@ -22,7 +22,7 @@ from permuteformer.report.table import times
 
 ROOT, README = pages.ROOT, pages.README
 NUMBERED = ("data", "gpu", "speed", "reliability", "index", "ten-minutes", "not-run", "guides/choosing", "api/index")
-PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in NUMBERED))
+PAGES = (README, ROOT / "SECURITY.md", *(ROOT / "docs" / f"{name}.md" for name in NUMBERED))
 """Those that have numbers."""
 RESULTS = ROOT / "results" / "core"
 MEASURED = ("ops", "train", "latency", "decode")
@@ -339,7 +339,7 @@ def pairs() -> list[str]:
     return [f"{100 * lines('pairs', 'data')[0]['test_accuracy_of_word_overlap']:.0f}"]
 
 
-SOAKED = ("kills", "disk", "clock", "workers", "checkpoints", "readers", "flat", "finite")
+SOAKED = ("kills", "disk", "clock", "workers", "checkpoints", "readers", "flat", "finite", "fuzz")
 """Parts of the soak that the page about reliability tells of."""
 
 
@@ -374,6 +374,11 @@ def soak_damage() -> list[str]:
     return rows
 
 
+def soak_fuzz() -> list[str]:
+    counts = ("inputs", "taken", "refused")
+    return [" | ".join([line["what"], *(f"{line[name]:,}" for name in counts), str(len(line["findings"]))]) for line in soaked("fuzz")[1]]
+
+
 def soak_lost() -> list[str]:
     names = ("seconds until the other stopped", "seconds until all stopped")
     return [f"{line['what']} | {next(line[name] for name in names if name in line):.1f}" for line in soaked("workers")[1]]
@@ -406,7 +411,7 @@ NUMBERS |= {"minutes": minutes, "unrun": unrun}
 COMMANDS = {"check": "permuteformer data check", "train": "permuteformer train", "labels": "cat labels.csv"}
 NUMBERS |= {f"output_{name}": functools.partial(output, begins) for name, begins in COMMANDS.items()}
 NUMBERS |= {"soak_parts": soak_parts, "soak_kills": soak_kills, "soak_damage": soak_damage}
-NUMBERS |= {"soak_lost": soak_lost, "soak_flat": soak_flat, "soak_finite": soak_finite}
+NUMBERS |= {"soak_fuzz": soak_fuzz, "soak_lost": soak_lost, "soak_flat": soak_flat, "soak_finite": soak_finite}
 NUMBERS |= {"data": data, "listops": listops, "pathfinder": pathfinder, "pairs": pairs}
 
 if __name__ == "__main__":

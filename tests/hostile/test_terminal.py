@@ -103,6 +103,7 @@ def test_commands_about_data(hostile_table, tmp_path):
     hostile_table.write_text('{"text\x1b[31m[/]": 1}\n{"a": "\x1b]8;;x"}')
     invoke("data", "check", "classify", hostile_table)
     invoke("data", "list", "--data", tmp_path / "[/] \x1b[31m")
+    assert "too long" in invoke("data", "list", "--data", "é" * 300)
     for words in (["classify", "no such \x1b[31m [/]"], ["\x1b[31m[/]"], ["classify", hostile_table, "--set", "\x1b[31m[/]=1"]):
         assert invoke("data", "check", *words)
 

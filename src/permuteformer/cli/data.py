@@ -51,10 +51,11 @@ def list_tasks(data: Data = None) -> None:
     for column in ("task", "what", "licence", "data"):
         table.add_column(column, no_wrap=column == "task", overflow="fold")
     packed = {task: find_download(task).bytes_packed for download in DOWNLOADS.values() for task in download.tasks}
-    for name in TASKS:
-        ways = ["generate"] if name in OFFICIAL else []
-        ways += [f"fetch ({size_in_words(packed[name])})"] if name in packed else []
-        table.add_row(name, Text(TASKS[name].title), Text(TASKS[name].licence), _where(name, data, " or ".join(ways)))
+    with errors_in_words():
+        for name in TASKS:
+            ways = ["generate"] if name in OFFICIAL else []
+            ways += [f"fetch ({size_in_words(packed[name])})"] if name in packed else []
+            table.add_row(name, Text(TASKS[name].title), Text(TASKS[name].licence), _where(name, data, " or ".join(ways)))
     console.print(table)
     say("permuteformer data fetch TASK, generate TASK, check TASK, show TASK; options TASK says what --set may set")
 

@@ -24,6 +24,8 @@ PLACES = (
 )
 GRADIENTS = ("d_out", "d_q", "d_k", "d_v")
 LAST = ("d_kv", "d_z", "d_log_decay")
+WORK = ("total", "total_back", "scan", "scan_back", "dropout")
+"""What it can be asked for."""
 FIELDS = len(SIZES) + TENSOR * len(TENSORS) + len(PLACES) + TENSOR * len(GRADIENTS) + len(LAST)
 """Of a call: ``struct Call`` in ``call.h``, 8 bytes each."""
 
@@ -38,7 +40,7 @@ class Kernel:
         for name in ("instruction_set", "in_use"):
             getattr(self._library, name).restype = ctypes.c_char_p
         self._library.instruction_set.argtypes = [ctypes.c_int64]
-        if self._library.call_size() != 8 * FIELDS:
+        if self._library.call_size() != 8 * FIELDS or not all(hasattr(self._library, name) for name in WORK):
             raise OSError(f"{path.name} is of another version of the package: install it again")
         self.block, self.group = self._library.block(), self._library.group()
 

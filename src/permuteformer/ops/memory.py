@@ -1,8 +1,7 @@
 """Memory of large tensors on a CPU, kept for the next ones.
 
 What is freed goes back to the system as soon as there is much of it, and comes from there page by page, each an interruption and
-cleared before: a product of a few MB takes up to twice as long in new memory. So the few tensors of a layer that are wider than the
-model are made here.
+cleared before. So the few tensors of a layer that are wider than the model are made here.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def resume(trainer: Trainer) -> None:
     if accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(state["scaler"])
     trainer.teller.on_main(lambda: run.rewind(state["recorded"]))
-    trainer.teller.on_main(lambda: _tidy(trainer))  # it may have been killed while it did, after its last step
+    trainer.teller.on_main(lambda: _tidy(trainer))  # a run may have been killed while it did, after its last step
     trainer.teller.say(f"going on from step {trainer.cursor.step:,} of {trainer.steps:,}")
 
 

@@ -24,7 +24,7 @@ class Model:
     feed_forward: int = 1024
     vocabulary: int = 259
     block: int = 128
-    """Tokens whose pairs are formed: ``ops.linear`` chooses it."""
+    """Tokens whose pairs are formed: ``ops.blocks`` chooses it."""
 
 
 @dataclass(frozen=True)

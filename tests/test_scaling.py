@@ -10,7 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM
 from permuteformer.models.summary import summarize
-from permuteformer.ops.linear import _chunk, absorb_keys, count_positions
+from permuteformer.ops.blocks import block_length
+from permuteformer.ops.halves import absorb_keys
+from permuteformer.ops.state import count_positions
 
 ROOT = Path(__file__).parent.parent
 LENGTH = 512
@@ -44,7 +46,7 @@ def test_the_model_is_the_preset(scaling, config):
     assert (model.layers, model.hidden, model.heads) == (config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
     assert model.feed_forward == config.intermediate_size
     assert model.features == model.values == config.hidden_size // config.num_attention_heads
-    assert model.block == _chunk(model.heads, model.features, model.values, causal=True)
+    assert model.block == block_length(model.heads, model.features, model.values, causal=True)
     assert scaling.parameters() == summarize(config, 8).parameters
 
 

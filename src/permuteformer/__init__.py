@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         PermuteFormerModel,
     )
     from permuteformer.ops.feature_map import FEATURE_MAPS, feature_map
-    from permuteformer.ops.linear import LinearState, linear_attention
+    from permuteformer.ops.linear import linear_attention
+    from permuteformer.ops.state import LinearState
     from permuteformer.positions import POSITIONS, Compose, PositionEncoding
     from permuteformer.positions.decay import Decay
     from permuteformer.positions.permute import Permute
@@ -41,7 +42,8 @@ _MODULES = {
         "PermuteFormerModel",
     ),
     "permuteformer.ops.feature_map": ("FEATURE_MAPS", "feature_map"),
-    "permuteformer.ops.linear": ("LinearState", "linear_attention"),
+    "permuteformer.ops.linear": ("linear_attention",),
+    "permuteformer.ops.state": ("LinearState",),
     "permuteformer.positions": ("POSITIONS", "Compose", "PositionEncoding"),
     "permuteformer.positions.decay": ("Decay",),
     "permuteformer.positions.permute": ("Permute",),

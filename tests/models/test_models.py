@@ -260,8 +260,11 @@ def test_compiled_and_exported(name):
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(ids, **arguments)
     torch.testing.assert_close(compiled.logits, expected)
     compiled.logits.square().sum().backward()
-    exported = torch.export.export(model, (ids,), arguments).module()
-    torch.testing.assert_close(exported(ids, **arguments).logits, expected)
+    for any_length in (None, {"input_ids": {1: torch.export.Dim("length", min=2, max=10**6)}, **dict.fromkeys(arguments)}):
+        exported = torch.export.export(model, (ids,), arguments, dynamic_shapes=any_length).module()
+        torch.testing.assert_close(exported(ids, **arguments).logits, expected)
+    longer = ids.repeat(1, 150)
+    torch.testing.assert_close(exported(longer, **arguments).logits, model(longer, **arguments).logits)
 
 
 def test_losses_are_those_of_torch():

@@ -9,7 +9,8 @@ import torch
 from permuteformer.models.dropout import Dropout
 from permuteformer.ops import native
 from permuteformer.ops.feature_map import relu_eps
-from permuteformer.ops.linear import absorb_keys, attend_to_all, linear_attention
+from permuteformer.ops.halves import absorb_keys, attend_to_all
+from permuteformer.ops.linear import linear_attention
 from permuteformer.positions.permute import Permute
 
 

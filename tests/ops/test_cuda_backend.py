@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from permuteformer.ops import gpu, reference
 from permuteformer.ops.backend import MAPS, VARIABLE, in_use
 from permuteformer.ops.feature_map import FEATURE_MAPS, elu, relu_eps
-from permuteformer.ops.linear import LinearState, count_positions, linear_attention
+from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.state import LinearState, count_positions
 from permuteformer.ops.triton_features import features, turns_of, values
 from permuteformer.positions.permute import Permute
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from permuteformer.ops import reference
 from permuteformer.ops.feature_map import FEATURE_MAPS, favor, orthogonal_features, relu_eps
-from permuteformer.ops.linear import LinearState, linear_attention
+from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.state import LinearState
 from permuteformer.positions.permute import Permute
 
 B, H, M, V, C = 2, 3, 10, 4, 4

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 from permuteformer.ops import native, reference
 from permuteformer.ops.backend import MAPS, VARIABLE
 from permuteformer.ops.feature_map import FEATURE_MAPS, elu, relu_eps
-from permuteformer.ops.linear import LinearState, absorb_keys, attend_to_all, linear_attention
+from permuteformer.ops.halves import absorb_keys, attend_to_all
+from permuteformer.ops.linear import linear_attention
 from permuteformer.ops.native import load
+from permuteformer.ops.state import LinearState
 from permuteformer.positions.permute import Permute
 
 KERNEL = load()
@@ -333,6 +337,28 @@ def test_compiled_and_exported(causal):
     program = torch.export.export(model, tuple(x))
     assert any("permuteformer" in part.code for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
     assert_close(program.module()(*x), expected)
+
+
+COMPILED = """
+import torch
+from permuteformer import linear_attention
+from permuteformer.ops import feature_map, gpu
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return linear_attention(x, x, x, feature_map=feature_map.relu_eps, causal=True)[0] + (gpu.look().tf32 is None)
+
+x, longer = torch.randn(1, 8, 100, 64), torch.randn(1, 8, 3000, 64)
+compiled = torch.compile(Model(), fullgraph=True, backend="aot_eager", dynamic=True)(x)
+torch.testing.assert_close(compiled, Model()(x))
+program = torch.export.export(Model(), (x,), dynamic_shapes=({2: torch.export.Dim("length", min=2, max=10**6)},))
+torch.testing.assert_close(program.module()(longer), Model()(longer))
+assert any("permuteformer.scan" in part.code for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
+"""
+
+
+def test_compiled_before_anything_was_called_and_for_any_length():
+    subprocess.run([sys.executable, "-c", COMPILED], check=True)
 
 
 def test_autocast():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.ops.checks import can_look_at, check_flag, check_whole
-from permuteformer.ops.linear import count_positions
+from permuteformer.ops.state import count_positions
 from permuteformer.positions.base import POSITIONS, Compose, Copy, ExactBuffers, PositionEncoding
 from permuteformer.registry import Registry
 

@@ -95,9 +95,10 @@ class MultiHeadAttention(nn.Module):
 
     def _together(self, x: Tensor, parts: list[nn.Linear]) -> list[Tensor]:
         """What several projections make of ``x``: on a CPU by one product, where the copy of the weights is small beside it."""
-        many = 4 * x.shape[0] * x.shape[1] >= sum(part.out_features for part in parts)
-        eager = not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
-        if not (many and eager and x.device.type == "cpu" and all(map(_is_plain, parts))):
+        eager = not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())  # asked first: a graph is to be for any length
+        if not (eager and x.device.type == "cpu" and all(map(_is_plain, parts))):
+            return [part(x) for part in parts]
+        if 4 * x.shape[0] * x.shape[1] < sum(part.out_features for part in parts):
             return [part(x) for part in parts]
         biases = [part.bias for part in parts if part.bias is not None]
         return list(project(x, [part.weight for part in parts], biases))

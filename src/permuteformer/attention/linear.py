@@ -11,9 +11,8 @@ from torch import Tensor
 from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, of_tokens, poison, visible
 from permuteformer.ops.checks import check_whole, without_autocast
 from permuteformer.ops.feature_map import FEATURE_MAPS, needs_projection, orthogonal_features
-from permuteformer.ops.gpu import look
-from permuteformer.ops.linear import attend_to_all, linear_attention
-from permuteformer.ops.native import load
+from permuteformer.ops.halves import attend_to_all
+from permuteformer.ops.linear import linear_attention
 from permuteformer.positions.base import Copy, PositionEncoding
 from permuteformer.registry import unknown
 
@@ -78,8 +77,6 @@ class LinearAttention(Attention):
         if chunk_size is not None:
             check_whole(chunk_size=chunk_size)
         self.chunk_size = chunk_size
-        load()
-        look()
         if self.has_random_features:
             self.register_buffer("projection", torch.empty(num_heads, self.num_features, head_size, dtype=torch.float32))
         self.reset()

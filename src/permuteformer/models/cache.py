@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from permuteformer.attention import KVState
 from permuteformer.folders import write_whole
-from permuteformer.ops.linear import LinearState
+from permuteformer.ops.state import LinearState
 
 State = LinearState | KVState
 

@@ -24,10 +24,6 @@ class Dropout(nn.Dropout):
     (0.25, 1.0)
     """
 
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        super().__init__(p, inplace)
-        load()  # which torch.compile could not trace
-
     def forward(self, input: Tensor) -> Tensor:
         """Some numbers zero, the others larger, in training; else all as they are."""
         if not self.training or self.p == 0:

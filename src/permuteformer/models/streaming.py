@@ -9,7 +9,8 @@ from permuteformer.attention.layer import MultiHeadAttention
 from permuteformer.attention.linear import LinearAttention
 from permuteformer.models.backbone import PermuteFormerModel
 from permuteformer.ops.checks import check_whole
-from permuteformer.ops.linear import LinearState, absorb_keys, read_state
+from permuteformer.ops.halves import absorb_keys, read_state
+from permuteformer.ops.state import LinearState
 
 
 @torch.no_grad()

@@ -312,3 +312,9 @@ def decay_powers(log_decay: Tensor, size: int) -> Decays:
         read_right=(log * (size - t)[:, None]).exp(),
         write_right=(log * t[:, None]).exp(),
     )
+
+
+def block_length(heads: int, features: int, values: int, causal: bool) -> int:
+    """Tokens a block: few enough that their features stay in the cache, so many that the carry between blocks is small beside them."""
+    cached = min(128 if causal else 512, 2**19 // max(1, heads * features))
+    return max(32, cached, -(-features * (values + 1) * 5 // (2 * (features + values))))

@@ -29,6 +29,47 @@ def check_flag(**arguments: Any) -> None:
             raise ValueError(f"{name} must be True or False; it is {value!r:.100}")
 
 
+def check_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor | None,
+    causal: bool = False,
+    log_decay: Tensor | None = None,
+    two_sided: bool = False,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+) -> None:
+    """Raise unless these go together in a call of ``linear_attention``."""
+    if q.dim() != 4 or k.shape != q.shape or v.dim() != 4 or v.shape[:3] != q.shape[:3] or q.shape[2] == 0:
+        raise ValueError(
+            "q and k must have one shape (batch, heads, length, size), and v the same but for its size, with a length of at "
+            f"least 1; they have {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
+        raise TypeError(f"q, k and v must be of a floating-point dtype; they are {q.dtype}, {k.dtype}, {v.dtype}")
+    b, h, length, _ = q.shape
+    given = {"k": k, "v": v, "positions": positions, "log_decay": log_decay, "key_mask": key_mask, "segments": segments}
+    check_devices(q.device, "q", given)
+    if positions is not None:
+        check_positions(positions, b, length)
+    if log_decay is not None:
+        if log_decay.shape != (h,):
+            raise ValueError(f"log_decay must have shape ({h},), one number a head; it has {tuple(log_decay.shape)}")
+        if can_look_at(log_decay) and not ((log_decay <= 0) & log_decay.isfinite()).all():
+            raise ValueError(f"log_decay must be log r of r in (0, 1], so 0 or below; it is {log_decay.tolist()}")
+        if not causal and not two_sided:
+            raise ValueError(
+                "a decay r^(i-j) grows without bound for keys after the query: with causal=False pass two_sided=True, for r^|i-j|"
+            )
+    if two_sided and causal:
+        raise ValueError("two_sided=True is for bidirectional attention; with causal=True leave it False")
+    if key_mask is not None:
+        check_key_mask(key_mask, b, length)
+    if segments is not None:
+        check_segments(segments, b, length)
+
+
 def check_positions(positions: Tensor, batch: int, length: int, axes: int | None = None) -> None:
     """Raise unless ``positions`` is int64 ``b l a`` for this batch, or ``1 l a``; any number of axes if it is not given."""
     if positions.dtype != torch.int64:

@@ -1,7 +1,6 @@
 """What there is for a GPU: triton, fla (flash-linear-attention), and whether float32 products may be rounded to TF32.
 
-Nothing is imported here. torch.compile can trace none of the asking, so layers ask once when they are made, and a compiled call takes
-the answers that were found last.
+Nothing is imported here. torch.compile can trace none of the asking: a compiled call keeps the answers of when it was compiled.
 """
 
 from __future__ import annotations
@@ -38,11 +37,13 @@ _found: Found | None = None
 
 
 def look() -> Found:
-    """What there is, anew unless a graph is being compiled."""
+    """What there is now; what is installed is asked for once."""
     global _found
-    if _found is None or not torch.compiler.is_compiling():
-        _found = _look(_found)
+    _found = _look(_found)
     return _found
+
+
+look._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as ``native.load`` is, and says why
 
 
 def _look(before: Found | None) -> Found:

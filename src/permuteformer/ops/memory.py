@@ -33,7 +33,8 @@ def empty(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32)
     torch.Size([2, 3])
     """
     size = math.prod(shape) * dtype.itemsize
-    if device.type == "cpu" and size >= SMALLEST_BYTES and not torch.compiler.is_compiling():
+    is_known = isinstance(size, int) and not torch.compiler.is_compiling()  # else the graph would be for sizes above or below this one
+    if device.type == "cpu" and is_known and size >= SMALLEST_BYTES:
         with contextlib.suppress(OSError):  # the system gives no more: torch says so, or has some
             made = torch.frombuffer(_blocks.take(size), dtype=dtype, count=math.prod(shape)).view(shape)
             return made.fill_(torch.nan) if _fills_new_memory() else made
@@ -51,7 +52,10 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 def release() -> None:
-    """Give back to the system what nobody holds."""
+    """Give back to the system what nobody holds: after a training, say, in a process that goes on with something else.
+
+    >>> release()
+    """
     _blocks.release()
 
 

@@ -141,7 +141,7 @@ def _place(x: Tensor | None) -> int:
 def _output(q: Tensor, v: Tensor) -> Tensor:
     """``b h l v`` whose heads lie side by side, as the layer will want them."""
     b, h, length, _ = q.shape
-    return v.new_empty(b, length, h, v.shape[-1]).transpose(1, 2)
+    return memory.empty(b, length, h, v.shape[-1], device=v.device, dtype=v.dtype).transpose(1, 2)
 
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
@@ -190,7 +190,8 @@ def _kept(q: Tensor, v: Tensor, keep: bool) -> Tensor:
     kernel = load()
     tokens = kernel.block * kernel.group if isinstance(kernel, Kernel) else 1
     b, h, length, m = q.shape
-    return q.new_empty(b, h, -(-length // tokens) if keep else 0, m * (v.shape[-1] + 1))
+    # Not a dimension of them that is 1 for short rows, which a graph would be for then.
+    return q.new_empty(b, h, -(-length // tokens) * m * (v.shape[-1] + 1) if keep else 0)
 
 
 def _fake_total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from permuteformer.ops.blocks import Transform
 from permuteformer.ops.checks import without_autocast
-from permuteformer.ops.linear import LinearState, absorb_keys, count_positions, linear_attention
+from permuteformer.ops.halves import absorb_keys
+from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.state import LinearState, count_positions
 
 
 class Stretches(NamedTuple):

@@ -75,12 +75,16 @@ _found: Kernel | str | None = None
 def load() -> Kernel | str:
     """The kernel, or why there is none. Torch is to be imported before, so that both have one pool of threads.
 
-    It is looked for once. torch.compile cannot trace the looking: layers call this when they are made.
+    It is looked for once.
     """
     global _found
     if _found is None:
         _found = _look()
     return _found
+
+
+# torch.compile cannot trace this, and runs it: what ``torch.compiler.assume_constant_result`` does, without importing all of the compiler.
+load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forget() -> None:

@@ -39,10 +39,11 @@ const std::vector<Set> &sets() {
 
 std::atomic<size_t> chosen{0};
 
-// All tasks, on as many threads as the call says. The first exception of any is thrown when they have ended.
-// Without OpenMP (on macOS Apple's compiler has none, and a second one beside torch's would end the process) threads are made for each call.
+// All tasks, on as many threads as the call says; operations are of all of them together. The first exception of any is thrown when they
+// have ended. Without OpenMP (on macOS Apple's compiler has none, and a second one beside torch's would end the process) threads are made for
+// each call, if it is worth that.
 template <typename Task>
-void share_out(int64_t tasks, int64_t threads, Task task) {
+void share_out(int64_t tasks, int64_t threads, [[maybe_unused]] int64_t operations, Task task) {
     std::exception_ptr failed;
     std::atomic<bool> stop{false};
     const auto attempt = [&](int64_t n) {
@@ -57,6 +58,8 @@ void share_out(int64_t tasks, int64_t threads, Task task) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (tasks > 1 && threads > 1)
     for (int64_t n = 0; n < tasks; n++) attempt(n);
 #else
+    constexpr int64_t WORTH_A_THREAD = 1 << 20;  // operations; starting one takes about as long as a tenth of them
+    if (operations < WORTH_A_THREAD) threads = 1;
     std::atomic<int64_t> next{0};
     const auto work = [&] {
         for (int64_t n = next++; n < tasks; n = next++) attempt(n);
@@ -75,26 +78,21 @@ void share_out(int64_t tasks, int64_t threads, Task task) {
 struct Work {
     const Call &call;
     const Kernels &kernels;
-    int64_t heads, products, size, threads;
+    int64_t heads, products, size, operations;
 
     explicit Work(const Call &call)
-        : call(call), kernels(*sets()[chosen].kernels(call.map)), heads(call.batch * call.heads), products(call.features * call.values), size(products + call.features), threads(call.threads) {
-#if !defined(_OPENMP)
-        constexpr int64_t WORTH_A_THREAD = 1 << 20;  // products; starting one takes about as long as a tenth of them
-        if (heads * call.length * products < WORTH_A_THREAD) threads = 1;
-#endif
-    }
+        : call(call), kernels(*sets()[chosen].kernels(call.map)), heads(call.batch * call.heads), products(call.features * call.values), size(products + call.features), operations(heads * call.length * products) {}
 
     template <typename Task>
     void each_head(Task task) const {
-        share_out(heads, threads, [&](int64_t n) { task(call, n / call.heads, n % call.heads); });
+        share_out(heads, call.threads, operations, [&](int64_t n) { task(call, n / call.heads, n % call.heads); });
     }
     static int64_t parts(int64_t tokens) { return (tokens + PART - 1) / PART; }
 
     template <typename Task>
     void each_part(int64_t tokens, Task task) const {
         const int64_t count = parts(tokens);
-        share_out(heads * count, threads, [&](int64_t n) {
+        share_out(heads * count, call.threads, operations, [&](int64_t n) {
             const int64_t head = n / count, begin = n % count * PART, end = begin + PART < tokens ? begin + PART : tokens;
             task(n, head / call.heads, head % call.heads, begin, end);
         });
@@ -172,19 +170,19 @@ EXPORTED int scan(const Call *call) {
     });
 }
 
-EXPORTED int dropout(const Drop *call) {
-    constexpr int64_t SHARE = 1 << 14;
-    const auto drop = sets()[chosen].kernels(0)->drop;
-    share_out((call->count + SHARE - 1) / SHARE, call->threads, [=](int64_t n) {
-        const int64_t begin = n * SHARE;
-        drop(*call, begin, begin + SHARE < call->count ? begin + SHARE : call->count);
-    });
-    return 1;
-}
-
 EXPORTED int scan_back(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
         work.each_head(work.kernels.scan_back);
     });
+}
+
+EXPORTED int dropout(const Drop *call) {
+    constexpr int64_t SHARE = 1 << 14;
+    const auto drop = sets()[chosen].kernels(0)->drop;
+    share_out((call->count + SHARE - 1) / SHARE, call->threads, call->count, [=](int64_t n) {
+        const int64_t begin = n * SHARE;
+        drop(*call, begin, begin + SHARE < call->count ? begin + SHARE : call->count);
+    });
+    return 1;
 }

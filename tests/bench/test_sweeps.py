@@ -86,12 +86,40 @@ class TestByLength:
 
         monkeypatch.setattr(run, "Apart", Squared)
         cases = {n: Case("op", {"length": n}) for n in (1, 2, 4, 8, 16)}
-        lines = list(run.by_length("scaling", {"g": {"r": cases}}, repeats=2, limit_seconds=20))
+        lines = list(run.by_length("scaling", {"g": {"r": cases}}, turns=2, limit_seconds=20))
         assert [line["result"]["status"] for line in lines] == ["finished", "finished", "finished", "not run"]
         assert lines[-1]["result"]["message"] == "by the lengths before, it would take 64 s a call, and the limit is 20 s"
 
+    def test_memory_that_the_shorter_one_holds_is_not_missing(self, monkeypatch):
+        held = {}
+
+        class Large:
+            def __init__(self, case, **how):
+                self.size = case.options["length"]
+
+            def __enter__(self):
+                self.fits = self.size + sum(held.values()) <= 16
+                held[id(self)] = self.size if self.fits else 0
+                return self
+
+            def __exit__(self, *_):
+                held.pop(id(self), None)
+
+            def turn(self):
+                return float(self.size) if self.fits else None
+
+            def end(self):
+                held.pop(id(self))
+                return {**BLANK, "status": "finished" if self.fits else "out of memory", "seconds_best": self.turn()}
+
+        monkeypatch.setattr(run, "Apart", Large)
+        cases = {n: Case("op", {"length": n}) for n in (2, 8, 16, 32, 64)}
+        lines = list(run.by_length("scaling", {"g": {"r": cases}}, turns=2, limit_seconds=1000))
+        assert [line["result"]["status"] for line in lines] == ["finished", "finished", "finished", "out of memory"]
+        assert not held
+
     def test_real_ones(self):
         curves = {"g": {"sdpa": {n: Case("op", {"method": "sdpa", "length": n}) for n in (8, 16)}}}
-        lines = list(run.by_length("scaling", curves, repeats=2, limit_seconds=20, threads=1))
-        assert [(line["length"], line["result"]["repeats"], line["result"]["threads"]) for line in lines] == [(8, 2, 1), (16, 2, 1)]
+        lines = list(run.by_length("scaling", curves, turns=2, limit_seconds=20, turn_seconds=0, threads=1))
+        assert [(line["length"], line["result"]["repeats"], line["result"]["threads"]) for line in lines] == [(8, 4, 1), (16, 2, 1)]
         assert lines[0]["environment"]["versions"]["torch"]

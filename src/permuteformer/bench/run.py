@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -34,36 +35,67 @@ def by_length(
     sweep: str,
     curves: Mapping[str, Mapping[str, Mapping[int, Case]]],
     *,
-    repeats: int,
+    turns: int,
     limit_seconds: float,
+    turn_seconds: float = 0.2,
     progress: Progress = lambda what, steps: None,
     **how: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Curves of time by length. One ends where memory does, or where the next length would take more than ``limit_seconds``."""
+    """Curves of time by length. One ends where memory does, or where the next length would take more than ``limit_seconds``.
+
+    Each length takes turns with the next, since how much more time that takes is what is looked at.
+    """
     for group, rows in curves.items():
         for row, cases in rows.items():
-            before: dict[int, float] = {}
-            for length, case in sorted(cases.items()):
-                progress(f"{sweep}, {group}, {row} at {length:,}", 1)
-                result = _one(case, repeats, foretold(before, length), limit_seconds, how)
-                if result["status"] == "finished":
-                    before[length] = result["seconds_best"]
+            to_come = partial(progress, f"{sweep}, {group}, {row}")
+            results = _curve(cases, turns, limit_seconds, to_come, {**how, "turn_seconds": turn_seconds})
+            for (length, case), result in zip(sorted(cases.items()), results, strict=False):
                 yield line(sweep, group, row, case, result, length=length)
-                if result["status"] != "finished":
-                    break
 
 
-def _one(case: Case, repeats: int, expected: float | None, limit_seconds: float, how: Mapping[str, Any]) -> dict[str, Any]:
-    if expected is not None and expected > limit_seconds:
-        message = f"by the lengths before, it would take {expected:.0f} s a call, and the limit is {limit_seconds:g} s"
-        return {**BLANK, "status": NOT_RUN, "message": message}
-    with Apart(case, **how) as process:
-        spent = process.turn() or 0.0
-        for _ in range(repeats - 1):
-            if spent * repeats > 4 * limit_seconds:
-                break  # the best of fewer: it is long enough to be steady
-            process.turn()
-        return process.end()
+def _curve(
+    cases: Mapping[int, Case], turns: int, limit_seconds: float, to_come: Callable[[int], None], how: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Results by length, the shortest first, to the first that did not finish."""
+    before: dict[int, float] = {}
+    shorter: Apart | None = None
+    with ExitStack() as opened:
+        for length, case in sorted(cases.items()):
+            to_come(1)
+            expected = foretold(before, length)
+            process = None
+            if expected is None or expected <= limit_seconds:
+                process = opened.enter_context(Apart(case, **how))
+                best = _take_turns(process, shorter, turns, limit_seconds)
+            if shorter is not None:
+                yield shorter.end()
+            if process is None:
+                message = f"by the lengths before, it would take {expected:.0f} s a call, and the limit is {limit_seconds:g} s"
+                yield {**BLANK, "status": NOT_RUN, "message": message}
+                return
+            if best is None and shorter is not None:  # once more, without the other one in memory
+                process = opened.enter_context(Apart(case, **how))
+                best = _take_turns(process, None, turns, limit_seconds)
+            if best is None:
+                yield process.end()
+                return
+            before[length], shorter = best, process
+        if shorter is not None:
+            yield shorter.end()
+
+
+def _take_turns(process: Apart, other: Apart | None, turns: int, limit_seconds: float) -> float | None:
+    """The best time of the first of two that take turns; none where it failed."""
+    best = None
+    for _ in range(turns):
+        if best is not None and best * turns > 4 * limit_seconds:
+            break  # the best of fewer: it is long enough to be steady
+        if other is not None:
+            other.turn()
+        best = process.turn()
+        if best is None:
+            break
+    return best
 
 
 def foretold(before: Mapping[int, float], length: int) -> float | None:

@@ -95,7 +95,7 @@ def _scaling(
         raise ValueError(f"lengths must be whole numbers, with commas between them; there is {bad[0]!r}")
     curves = sweeps.scaling([int(length) for length in lengths], against)
     task = bar.add_task("scaling", total=sum(len(cases) for rows in curves.values() for cases in rows.values()))
-    yield from by_length("scaling", curves, repeats=turns, limit_seconds=limit_seconds, progress=_steps(bar, task), **how)
+    yield from by_length("scaling", curves, turns=turns, limit_seconds=limit_seconds, progress=_steps(bar, task), **how)
 
 
 def _steps(bar: Progress, task: TaskID) -> Callable[[str, int], None]:

@@ -14,6 +14,8 @@ from permuteformer.bench.sweeps import Group
 
 FORMAT = 1
 NOT_RUN = "not run"
+LEAST_TURNS = 3
+"""Of what takes so long that not all turns are taken."""
 
 Progress = Callable[[str, int], None]
 """What is being done, and how many steps were made since the last call."""
@@ -87,9 +89,9 @@ def _curve(
 def _take_turns(process: Apart, other: Apart | None, turns: int, limit_seconds: float) -> float | None:
     """The best time of the first of two that take turns; none where it failed."""
     best = None
-    for _ in range(turns):
-        if best is not None and best * turns > 4 * limit_seconds:
-            break  # the best of fewer: it is long enough to be steady
+    for turn in range(turns):
+        if best is not None and turn >= LEAST_TURNS and best * turns > 4 * limit_seconds:
+            break  # the best of fewer
         if other is not None:
             other.turn()
         best = process.turn()

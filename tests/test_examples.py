@@ -115,7 +115,7 @@ def test_two_processes_write_what_one_does(example, tmp_path):
 
 
 def test_two_axes_carry_to_larger_images(example_here):
-    two, two_larger, _, one_larger = percentages(example_here("image_2d", "--steps", "400")[1])
+    two, two_larger, _, one_larger = percentages(example_here("image_2d")[1])
     assert min(two, two_larger) > 95
     assert one_larger < 75
 

@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 import torch
+from test_sublayers import FeedForward, make_attend
 
 from permuteformer.models.dropout import Dropout
 from permuteformer.ops import native
 from permuteformer.ops.feature_map import relu_eps
 from permuteformer.ops.halves import absorb_keys, attend_to_all
 from permuteformer.ops.linear import linear_attention
+from permuteformer.ops.sublayers import Chance
 from permuteformer.positions.permute import Permute
 
 
@@ -44,6 +46,13 @@ def main():
             attend_to_all(q[:, :, -1:], k, v, query_positions=positions[:, -1:], backend="native", **arguments).sum().backward()
             absorb_keys(k, v, **arguments).kv.sum().backward()
         Dropout(0.3)(v).sum().backward()
+    for name, length, (heads, features), axes in itertools.product(kernel.instruction_sets, (1, 7, 130), ((4, 20), (2, 40)), (1, 2)):
+        kernel.use(name)
+        half = make_attend(48, heads, features, length, axes=axes, masked=length > 1)
+        some = make_attend(48, heads, features, length, axes=axes, queries=3)
+        x, queries = torch.randn(2, length, 48, requires_grad=True), torch.randn(2, 3, 48, requires_grad=True)
+        for y in (half.by_kernel(x, None), some.by_kernel(x, queries), FeedForward(48, 272, "gelu").by_kernel(x, None, Chance(3, 2**30))):
+            y.sum().backward()
 
 
 if __name__ == "__main__":

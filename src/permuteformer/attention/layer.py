@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from permuteformer.attention.base import ATTENTIONS, Attention, of_tokens
 from permuteformer.attention.linear import LinearAttention
 from permuteformer.ops.beside import project
-from permuteformer.ops.checks import can_look_at, check_chosen, check_devices, check_key_mask, check_positions, check_segments, check_whole
+from permuteformer.ops.checks import (
+    can_look_at,
+    check_chosen,
+    check_devices,
+    check_key_mask,
+    check_positions,
+    check_segments,
+    check_whole,
+    is_eager,
+)
 from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
@@ -75,7 +84,7 @@ class MultiHeadAttention(nn.Module):
             ``b l hidden_size`` (``b n hidden_size`` of those chosen), and the state after the last token (``None`` where the layer is not
             causal).
         """
-        self._check(x, positions, key_mask, segments, state, chosen)
+        self.attention.position.check(self.check(x, positions, key_mask, segments, state, chosen))
         if chosen is not None and self.attention.chooses and segments is None:
             q = self.heads(self.query(of_tokens(x, chosen)))
             k, v = map(self.heads, self._together(x, [self.key, self.value]))  # type: ignore[list-item]
@@ -95,8 +104,8 @@ class MultiHeadAttention(nn.Module):
 
     def _together(self, x: Tensor, parts: list[nn.Linear]) -> list[Tensor]:
         """What several projections make of ``x``: on a CPU by one product, where the copy of the weights is small beside it."""
-        eager = not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())  # asked first: a graph is to be for any length
-        if not (eager and x.device.type == "cpu" and all(map(_is_plain, parts))):
+        # Eager is asked first: a graph is to be for any length.
+        if not (is_eager() and x.device.type == "cpu" and all(is_plain(part, nn.Linear) for part in parts)):
             return [part(x) for part in parts]
         if 4 * x.shape[0] * x.shape[1] < sum(part.out_features for part in parts):
             return [part(x) for part in parts]
@@ -113,7 +122,7 @@ class MultiHeadAttention(nn.Module):
         heads: Tensor = x.unflatten(-1, (self.attention.num_heads, -1))  # b l h d
         return heads.transpose(1, 2)
 
-    def _check(
+    def check(
         self,
         x: Tensor,
         positions: Tensor | None,
@@ -121,7 +130,8 @@ class MultiHeadAttention(nn.Module):
         segments: Tensor | None,
         state: Any,
         chosen: Tensor | None,
-    ) -> None:
+    ) -> list[int]:
+        """Raise unless these go together in a call. Returns how far tokens are apart on each axis, or nothing where that is not known."""
         if x.dim() != 3 or x.shape[-1] != self.hidden_size or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, length, {self.hidden_size}) with a length of at least 1; it has {tuple(x.shape)}")
         batch, length, _ = x.shape
@@ -139,14 +149,14 @@ class MultiHeadAttention(nn.Module):
         if state is not None and not self.attention.causal:
             raise ValueError("state is for causal attention: a bidirectional layer sees its whole sequence in one call")
         self.attention.require_for(segments=segments, state=state)
-        if can_look_at(x) and x.numel():
-            self.attention.position.check(self._reach(positions, segments, state, length))
+        return self._reach(positions, segments, state, length) if can_look_at(x) and x.numel() else []
 
     def _reach(self, positions: Tensor | None, segments: Tensor | None, state: Any, length: int) -> list[int]:
         """The longest distance on each axis between tokens of this call, and of the calls before, which started at 0."""
         if positions is not None:
-            lowest = positions.amin(1) if state is None else 0
-            return [int(span) for span in (positions.amax(1) - lowest).amax(0)]
+            lowest, highest = positions.aminmax(dim=1)
+            reach: list[int] = (highest - lowest if state is None else highest).amax(0).tolist()
+            return reach
         if segments is not None:
             starts = torch.nn.functional.pad(segments.diff(dim=1) != 0, (1, 1), value=True).nonzero()[:, 1]
             return [int(starts.diff().max()) - 1]
@@ -238,10 +248,10 @@ def build(
     return MultiHeadAttention(hidden_size, ATTENTIONS.build(attention, arguments, structure), axes)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether calling it is nothing but its product: it is not replaced (LoRA), parametrised, sharded or hooked."""
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether calling it does what its kind does, and nothing else: it is not replaced (LoRA), parametrised, sharded or hooked."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and not any(hooks)
+    return type(module) is kind and not any(hooks) and all(type(p) is nn.Parameter for p in module._parameters.values() if p is not None)
 
 
 def head_size(hidden_size: int, num_heads: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers.utils import can_return_tuple
 from permuteformer.attention import ATTENTIONS, Attention
 from permuteformer.attention.base import of_tokens
 from permuteformer.folders import write_whole
+from permuteformer.models import fused
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.card import NAME, card_beside, is_template
 from permuteformer.models.config import PermuteFormerConfig
@@ -30,8 +32,22 @@ from permuteformer.positions import Compose, PositionEncoding
 from permuteformer.registry import unknown
 
 
+@dataclass
+class Given:
+    """What all blocks are given besides hidden states."""
+
+    positions: Tensor | None
+    key_mask: Tensor | None
+    segments: Tensor | None
+    reach: list[int] | None = None
+    """How far tokens are apart on each axis, once a layer has looked."""
+
+
 class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
     """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    known_attention: fused.Known | None = None
+    known_feed_forward: fused.Known | None = None
 
     def __init__(self, config: PermuteFormerConfig, layer: int) -> None:
         super().__init__()
@@ -46,24 +62,25 @@ class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
         self.contract = nn.Linear(config.intermediate_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor | None,
-        key_mask: Tensor | None,
-        segments: Tensor | None,
-        state: Any,
-        chosen: Tensor | None = None,
-    ) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, given: Given, state: Any, chosen: Tensor | None = None) -> tuple[Tensor, Any]:
         """``b l d`` and the layer's state, to the same; or to ``b n d`` of the tokens ``chosen``, ``b n``."""
+        if given.segments is None and state is None and (attended := fused.attend(self, x, given, chosen)) is not None:
+            return self.feed_forward(attended), None
         mixed, state = self.attention(
-            self.attention_norm(x), positions=positions, key_mask=key_mask, segments=segments, state=state, chosen=chosen
+            self.attention_norm(x),
+            positions=given.positions,
+            key_mask=given.key_mask,
+            segments=given.segments,
+            state=state,
+            chosen=chosen,
         )
         x = x if chosen is None else of_tokens(x, chosen)
         return self.feed_forward(x + self.dropout(mixed)), state
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """x + feed-forward(norm(x))."""
+        if (fed := fused.feed_forward(self, x)) is not None:
+            return fed
         out: Tensor = x + self.dropout(self.contract(self.activation(self.expand(self.feed_forward_norm(x)))))
         return out
 
@@ -202,7 +219,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         positions = self.positions(position_ids, key_mask, cache, segment_ids, batch, length, given_to.device)
         x = self.embed(input_ids, inputs_embeds, positions)
         # Relative encodings do not ask where counting starts; without positions a layer counts by itself, which is faster.
-        given = positions if position_ids is not None else None
+        given = Given(positions if position_ids is not None else None, key_mask, segment_ids)
         after = None if cache is None else self._next_position(cache.layers[0].next_position, positions, key_mask)
         hidden_states: list[Tensor] = []
         keeps = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -210,7 +227,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
             if keeps:
                 hidden_states.append(x)
             state = None if cache is None else cache.layers[n].state
-            x, state = block(x, given, key_mask, segment_ids, state, chosen if n == len(self.layers) - 1 else None)
+            x, state = block(x, given, state, chosen if n == len(self.layers) - 1 else None)
             if cache is not None:
                 cache.layers[n].store(state, after, length, segment_ids)
         x = self.norm(x)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from permuteformer.ops import memory
 from permuteformer.ops.backend import asked
 from permuteformer.ops.native import Kernel, load
+from permuteformer.ops.sublayers import NOTHING, Chance
 
 CHANCES = 2**32
 """A number is dropped or not by so many values of a hash: p is exact to one of them."""
@@ -24,28 +26,46 @@ class Dropout(nn.Dropout):
     (0.25, 1.0)
     """
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether anything is dropped at all."""
+        return self.training and self.p > 0
+
+    def draw(self) -> Chance | None:
+        """What the kernel drops in the next call: nothing where this is not at work; ``None`` where it is all, which it cannot."""
+        if not self.is_at_work:
+            return NOTHING
+        dropped = round(self.p * CHANCES)
+        return Chance(int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)), dropped) if dropped < CHANCES else None
+
     def forward(self, input: Tensor) -> Tensor:
         """Some numbers zero, the others larger, in training; else all as they are."""
-        if not self.training or self.p == 0:
+        if not self.is_at_work:
             return input
-        kernel, dropped = load(), round(self.p * CHANCES)
-        is_known = type(input) is Tensor and input.device.type == "cpu" and input.dtype == torch.float32 and dropped < CHANCES
-        if isinstance(kernel, str) or not is_known or self.inplace or torch.compiler.is_compiling() or asked(None) == "torch":
+        kernel = load()
+        is_known = type(input) is Tensor and input.device.type == "cpu" and input.dtype == torch.float32 and not self.inplace
+        if (
+            isinstance(kernel, str)
+            or not is_known
+            or torch.compiler.is_compiling()
+            or asked(None) == "torch"
+            or (chance := self.draw()) is None
+        ):
             return F.dropout(input, self.p, True, self.inplace)
-        seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
-        y: Tensor = _Drop.apply(input, kernel, seed, dropped)
+        y: Tensor = _Drop.apply(input, kernel, chance)
         return y
 
 
 class _Drop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Kernel, seed: int, dropped: int) -> Tensor:
-        ctx.how = kernel, seed, dropped
+    def forward(ctx: Any, x: Tensor, kernel: Kernel, chance: Chance) -> Tensor:
+        ctx.how = kernel, chance
         x = x.contiguous()
-        y = torch.empty_like(x)
-        kernel("dropout", [x.data_ptr(), y.data_ptr(), x.numel(), seed, dropped, torch.get_num_threads()])
+        y = memory.empty_like(x)
+        width = x.shape[-1] if x.dim() and x.numel() else 1
+        kernel("dropout", [x.data_ptr(), y.data_ptr(), x.numel() // width, width, *chance, torch.get_num_threads()])
         return y
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        return _Drop.apply(d, *ctx.how), None, None, None
+        return _Drop.apply(d, *ctx.how), None, None

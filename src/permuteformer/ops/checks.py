@@ -129,3 +129,8 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def is_eager() -> bool:
+    """Whether operations are carried out one by one, in the types of their tensors, and nobody listens to all modules."""
+    return not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or torch.nn.modules.module._has_any_global_hook())

@@ -11,11 +11,10 @@ from torch.autograd.function import once_differentiable
 from permuteformer.ops import memory
 from permuteformer.ops.backend import MAPS, Work
 from permuteformer.ops.beside import empty_beside
-from permuteformer.ops.native import Kernel, load
+from permuteformer.ops.native import TENSOR, Kernel, load
 
 SHARED = (
-    "Tensor? pieces, Tensor? of_head, Tensor? lanes, Tensor? start, Tensor? positions, Tensor? query_positions, Tensor? shown,"
-    " int map, bool normalize"
+    "Tensor? cycles, Tensor? of_head, Tensor? start, Tensor? positions, Tensor? query_positions, Tensor? shown, int map, bool normalize"
 )
 OPERATORS = {
     "total": f"(Tensor q, Tensor k, Tensor v, Tensor? kv, Tensor? z, {SHARED}) -> (Tensor, Tensor, Tensor)",
@@ -40,7 +39,7 @@ for _name, _schema in OPERATORS.items():
 def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, work: Work) -> tuple[Tensor, Tensor, Tensor]:
     """What ``Work`` says, of tensors of any strides, in float32."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    turns = (None, None, None) if work.rotation is None else work.rotation[2:]
+    turns = (None, None) if work.rotation is None else (work.rotation.cycles, work.rotation.of_head)
     start = None if work.start is None else work.start.contiguous()
     shared = (*turns, start, work.positions, work.query_positions, work.shown, MAPS[work.feature_map], work.normalize)
     ops = torch.ops.permuteformer
@@ -55,12 +54,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None,
     return out, kv, z
 
 
-class _Shared(NamedTuple):
+class Shared(NamedTuple):
     """What all operators are given besides q, k, v and the carry, in their order."""
 
-    pieces: Tensor | None
+    cycles: Tensor | None
     of_head: Tensor | None
-    lanes: Tensor | None
     start: Tensor | None
     positions: Tensor | None
     query_positions: Tensor | None
@@ -92,7 +90,7 @@ def _call(
     out: Tensor,
     kv: Tensor,
     z: Tensor,
-    shared: _Shared,
+    shared: Shared,
     log_decay: Tensor | None = None,
     kept: Tensor | None = None,
     gradients: _Gradients | None = None,
@@ -101,32 +99,50 @@ def _call(
     kernel = load()
     assert isinstance(kernel, Kernel), kernel
     q, k, v = inputs
+    sizes = (*k.shape[:3], q.shape[2], k.shape[3], v.shape[-1])
+    d_tensors, carries = ((), ()) if gradients is None else (gradients[:4], gradients[4:])
+    fields, kept_alive = fields_of(sizes, (*inputs, out), kv, z, shared, log_decay, kept, d_tensors, carries)
+    kernel(name, fields)
+    del kept_alive
+
+
+def fields_of(
+    sizes: tuple[int, ...],
+    tensors: tuple[Tensor, ...],
+    kv: Tensor,
+    z: Tensor,
+    shared: Shared,
+    log_decay: Tensor | None = None,
+    kept: Tensor | None = None,
+    d_tensors: tuple[Tensor, ...] = (),
+    carries: tuple[Tensor | None, ...] = (),
+) -> tuple[list[int], Any]:
+    """The fields of ``struct Call``, and what must be there until it is done.
+
+    ``sizes``: batch, heads, length, queries, features, values. ``tensors``: q, k, v and the output, where they are in memory;
+    ``d_tensors``, of the output, q, k and v; ``carries``: gradients of the carry, and of the decay.
+    """
     shown = shared.shown
     if shown is not None and shown.stride(-1) != 1:
         shown = shown.contiguous()
-    b, h, length, m = k.shape
-    fields = [b, h, length, q.shape[2], m, v.shape[-1], shared.map, int(shared.normalize), torch.get_num_threads()]
-    for x in (*inputs, out):
-        fields += _tensor(x)
-    fields += map(_place, (kv, z, *shared[:4]))
-    kept_alive = [_rows(x) for x in (shared.positions, shared.query_positions)]
-    for at in kept_alive:
+    fields = [*sizes, shared.map, int(shared.normalize), torch.get_num_threads()]
+    fields += _tensors(tensors)
+    fields += map(place, (kv, z, *shared[:3]))
+    places = [_rows(x) for x in (shared.positions, shared.query_positions)]
+    for at in places:
         fields += (0, 0, 0) if at is None else (at.data_ptr(), at.stride(0) * (len(at) > 1), at.stride(1))
     fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))
-    fields += _place(log_decay), _place(kept)
-    if gradients is None:
-        fields += [0] * (4 * 4 + 3)
-    else:
-        for x in gradients[:4]:
-            assert x is not None
-            fields += _tensor(x)
-        fields += map(_place, gradients[4:])
-    kernel(name, fields)
+    fields += place(log_decay), place(kept)
+    fields += _tensors(d_tensors)
+    fields += map(place, (*carries, *(None,) * (3 - len(carries))))
+    return fields, (shown, places)
 
 
-def _tensor(x: Tensor) -> tuple[int, ...]:
-    """``struct Tensor4``; where there are no queries, their tensors are nowhere."""
-    return (x.data_ptr() if x.shape[2] else 0, *x.stride()[:3])
+def _tensors(tensors: tuple[Tensor, ...]) -> list[int]:
+    """Four of ``struct Tensor4``; where there are no queries, their tensors are nowhere."""
+    if not tensors:
+        return [0] * (4 * TENSOR)
+    return [number for x in tensors for number in (x.data_ptr() if x.shape[2] else 0, *x.stride()[:3])]
 
 
 def _rows(positions: Tensor | None) -> Tensor | None:
@@ -134,7 +150,8 @@ def _rows(positions: Tensor | None) -> Tensor | None:
     return positions if positions is None or positions.stride(-1) == 1 or positions.shape[-1] == 1 else positions.contiguous()
 
 
-def _place(x: Tensor | None) -> int:
+def place(x: Tensor | None) -> int:
+    """Where its numbers are; 0 for none."""
     return 0 if x is None else x.data_ptr()
 
 
@@ -159,21 +176,21 @@ def _carry(q: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None) -> tuple[T
 
 def _total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
     out, (kv, z) = _output(q, v), _carry(q, v, kv, z)
-    _call("total", (q, k, v), out, kv, z, _Shared(*shared))
+    _call("total", (q, k, v), out, kv, z, Shared(*shared))
     return out, kv, z
 
 
 def _total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *shared, d_out, d_kv, d_z = rest
     gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)
-    _call("total_back", (q, k, v), out, kv, z, _Shared(*shared), gradients=gradients)
+    _call("total_back", (q, k, v), out, kv, z, Shared(*shared), gradients=gradients)
     return gradients[1:6]
 
 
 def _scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *shared, log_decay, keep = rest
     out, kv, z, kept = _output(q, v), kv.clone(), z.clone(), _kept(q, v, keep)
-    _call("scan", (q, k, v), out, kv, z, _Shared(*shared), log_decay, kept if keep else None)
+    _call("scan", (q, k, v), out, kv, z, Shared(*shared), log_decay, kept if keep else None)
     return out, kv, z, kept
 
 
@@ -181,7 +198,7 @@ def _scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tens
     *shared, log_decay, learnable, kept, d_out, d_kv, d_z = rest
     d_log = torch.zeros(q.shape[:2], dtype=torch.float64)
     gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)._replace(d_log_decay=d_log if learnable else None)
-    _call("scan_back", (q, k, v), out, kv, z, _Shared(*shared), log_decay, kept, gradients)
+    _call("scan_back", (q, k, v), out, kv, z, Shared(*shared), log_decay, kept, gradients)
     return *gradients[1:6], d_log.sum(0).float()
 
 

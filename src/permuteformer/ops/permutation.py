@@ -7,7 +7,6 @@ pi^i(a) is found by adding i to the place of a in its cycle: no table, no larges
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,10 +36,6 @@ class Cycles(NamedTuple):
     contiguous: bool
 
 
-LANES = 8
-"""Numbers that the instructions of a CPU shuffle at once."""
-
-
 class Rotation(NamedTuple):
     """The same where every cycle lies in neighbouring features: P^i rotates each of these runs to the left by i. All int32."""
 
@@ -48,13 +43,8 @@ class Rotation(NamedTuple):
     """``n 3``: of every cycle of every head its first feature, its length, its axis."""
     of_feature: Tensor
     """``h m``: the cycle of each feature."""
-    pieces: Tensor
-    """``p 5``: the same where short cycles that are neighbours are one piece, of ``LANES`` features at most: its first feature, its
-    size, its axis, its period, and its first row of ``lanes`` (-1 for a cycle that is longer)."""
     of_head: Tensor
-    """``h + 1``: where each head's pieces begin, and the last one's end."""
-    lanes: Tensor
-    """``r LANES``: of a piece of short cycles, for each step of its period, the feature of the piece that stands in the place of each."""
+    """``h + 1``: where each head's cycles begin, and the last one's end."""
 
     def to(self, device: torch.device) -> Rotation:
         """The same on another device."""
@@ -163,35 +153,18 @@ def _cycles_of(row: list[int]) -> tuple[list[int], list[int], list[int], list[in
     return slots, rank, start, length
 
 
-def canonical(permutation: Tensor, axes: int = 1) -> Tensor:
-    """The same cycle lengths, relabelled so that every cycle lies in neighbouring features.
+def canonical(permutation: Tensor) -> Tensor:
+    """The same cycle lengths, relabelled so that every cycle lies in neighbouring features, the longest first.
 
     Queries and keys relabelled alike have the same products, so where their projections are drawn at random this
-    is the same model; stored so, P^i moves contiguous pieces. Long cycles come first, and begin at multiples of ``LANES`` as far
-    as short ones fill the places between them.
+    is the same model; stored so, P^i moves contiguous pieces, and short ones together.
 
     >>> canonical(torch.tensor([[2, 1, 0]]))
     tensor([[1, 0, 2]])
     """
-    cycles = decompose(permutation, axes)
+    cycles = decompose(permutation)
     lengths = cycles.length.gather(-1, cycles.feature).tolist()
-    return torch.stack([from_cycle_lengths(_arranged(_runs(row))) for row in lengths]).to(permutation.device)
-
-
-def _arranged(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Cycle lengths, the longest first, each followed by short ones up to a multiple of ``LANES``.
-
-    >>> _arranged([1, 3, 9, 2, 20])
-    (20, 3, 1, 9, 2)
-    """
-    left = sorted(lengths, reverse=True)
-    found: list[int] = []
-    while left:
-        room = -sum(found) % LANES
-        fitting = next((n for n in left if n <= room), left[0])
-        left.remove(fitting)
-        found.append(fitting)
-    return tuple(found)
+    return torch.stack([from_cycle_lengths(tuple(sorted(_runs(row), reverse=True))) for row in lengths]).to(permutation.device)
 
 
 def _runs(lengths: list[int]) -> tuple[int, ...]:
@@ -227,48 +200,24 @@ def permutation_power(cycles: Cycles, positions: Tensor) -> Tensor:
 def contiguous_cycles(cycles: Cycles) -> Rotation | None:
     """Every cycle of every head as a run of neighbouring features; ``None`` where features of a cycle are not neighbours.
 
-    >>> cycles, of_feature, pieces, of_head, lanes = contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
-    >>> cycles.tolist(), of_feature.tolist()
-    ([[0, 3, 0], [3, 2, 0]], [[0, 0, 0, 1, 1]])
-    >>> pieces.tolist(), of_head.tolist(), lanes[1].tolist()    # both cycles are one piece, as it was after 6 steps
-    ([[0, 5, 0, 6, 0]], [0, 1], [1, 2, 0, 4, 3, 5, 6, 7])
+    >>> cycles, of_feature, of_head = contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
+    >>> cycles.tolist(), of_feature.tolist(), of_head.tolist()
+    ([[0, 3, 0], [3, 2, 0]], [[0, 0, 0, 1, 1]], [0, 2])
     """
     if not cycles.contiguous:
         return None
     axis = cycles.axis.tolist()
-    runs: list[tuple[int, int, int]] = []
-    pieces: list[tuple[int, int, int, int, int]] = []
-    lanes: list[list[int]] = []
+    found: list[tuple[int, int, int]] = []
     ends = [0]
     for lengths in cycles.length.tolist():
-        together: list[int] = []  # lengths of the cycles of a piece
         first = 0
-        for length in (*_runs(lengths), 0):
-            if not length or sum(together) + length > LANES or axis[first] != axis[first - 1]:
-                if together:
-                    begin, period = first - sum(together), math.lcm(*together)
-                    is_long = sum(together) > LANES
-                    pieces.append((begin, sum(together), axis[begin], period, -1 if is_long else len(lanes)))
-                    lanes += [] if is_long else _lanes(together, period)
-                together = []
-            if length:
-                runs.append((first, length, axis[first]))
-                together.append(length)
-                first += length
-        ends.append(len(pieces))
-    found, grouped = torch.tensor(runs, dtype=torch.int32), torch.tensor(pieces, dtype=torch.int32)
-    of_feature = torch.arange(len(runs), dtype=torch.int32).repeat_interleave(found[:, 1].long()).view(cycles.length.shape)
-    table = torch.tensor(lanes, dtype=torch.int32).view(-1, LANES)
-    return Rotation(found, of_feature, grouped, torch.tensor(ends, dtype=torch.int32), table)
-
-
-def _lanes(lengths: Sequence[int], period: int) -> list[list[int]]:
-    """Powers 0 … period - 1 of the permutation whose cycles, of these lengths, lie side by side; filled up to ``LANES``."""
-    step = from_cycle_lengths((*lengths, *[1] * (LANES - sum(lengths)))).tolist()
-    powers = [list(range(LANES))]
-    for _ in range(period - 1):
-        powers.append([step[place] for place in powers[-1]])
-    return powers
+        for length in _runs(lengths):
+            found.append((first, length, axis[first]))
+            first += length
+        ends.append(len(found))
+    table = torch.tensor(found, dtype=torch.int32)
+    of_feature = torch.arange(len(found), dtype=torch.int32).repeat_interleave(table[:, 1].long()).view(cycles.length.shape)
+    return Rotation(table, of_feature, torch.tensor(ends, dtype=torch.int32))
 
 
 def order(cycles: Cycles) -> list[int]:

@@ -150,7 +150,7 @@ class Permute(PositionEncoding):
 
     def check(self, reach: Sequence[int]) -> None:
         """Warn where a distance is longer than the period, after which all heads together repeat."""
-        for axis, (distance, period_) in enumerate(zip(reach, self.period, strict=True)):
+        for axis, (distance, period_) in enumerate(zip(reach, self.period, strict=bool(reach))):
             if distance >= period_:
                 # One text for all lengths, so that Python's own filter shows it once.
                 warnings.warn(

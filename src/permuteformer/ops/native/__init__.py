@@ -18,13 +18,13 @@ TENSOR = 4
 SIZES = ("batch", "heads", "length", "queries", "features", "values", "map", "normalize", "threads")
 TENSORS = ("q", "k", "v", "out")
 PLACES = (
-    *("kv", "z", "pieces", "of_head", "lanes", "start", "positions", "positions_batch", "positions_token"),
+    *("kv", "z", "cycles", "of_head", "start", "positions", "positions_batch", "positions_token"),
     *("query_positions", "query_positions_batch", "query_positions_token"),
     *("shown", "shown_batch", "log_decay", "kept"),
 )
 GRADIENTS = ("d_out", "d_q", "d_k", "d_v")
 LAST = ("d_kv", "d_z", "d_log_decay")
-WORK = ("total", "total_back", "scan", "scan_back", "dropout")
+WORK = ("total", "total_back", "scan", "scan_back", "dropout", "feed", "feed_back", "attend", "attend_back")
 """What it can be asked for."""
 FIELDS = len(SIZES) + TENSOR * len(TENSORS) + len(PLACES) + TENSOR * len(GRADIENTS) + len(LAST)
 """Of a call: ``struct Call`` in ``call.h``, 8 bytes each."""

@@ -4,12 +4,20 @@
 #include <cstddef>
 #include <cstdint>
 
+// Rows of tokens, token numbers apart.
+struct Rows {
+    float *x;
+    int64_t token;
+
+    float *at(int64_t t) const { return x + t * token; }
+};
+
 // Numbers b h l and then side by side; strides are in numbers. Null data: there is no such tensor.
 struct Tensor4 {
     float *data;
     int64_t batch, head, token;
 
-    float *row(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+    Rows rows(int64_t b, int64_t h) const { return {data + b * batch + h * head, token}; }
 };
 
 // Whole numbers b l and then a, side by side; null data: there are none.
@@ -18,22 +26,18 @@ struct Positions {
     int64_t batch, token;
 };
 
-// Features begin … begin + size - 1 of a head, moved by the positions' number of this axis, and as they were after a period: one cycle; or several
-// short ones, whose rows of the table begin at `lanes`, which is -1 for the one.
-struct Piece {
-    int32_t begin, size, axis, period, lanes;
+// Features begin … begin + length - 1 of a head, which the positions' number of this axis turns.
+struct Cycle {
+    int32_t begin, length, axis;
 };
-
-constexpr int32_t LANES = 8;  // of a row of that table: for each feature of a piece, the one that it becomes
 
 // Every field has 8 bytes: Python writes them as one array, in the order of FIELDS in native/__init__.py.
 struct Call {
     int64_t batch, heads, length, queries, features, values, map, normalize, threads;
     Tensor4 q, k, v, out;
     float *kv, *z;           // b h m d and b h m: the carry, before and then after
-    const Piece *pieces;     // of all heads
-    const int32_t *of_head;  // h + 1: where a head's pieces begin; or null without a permutation
-    const int32_t *lanes;    // rows of LANES
+    const Cycle *cycles;     // of all heads
+    const int32_t *of_head;  // h + 1: where a head's cycles begin; or null without a permutation
     const int64_t *start;    // b: the position of the first token that is shown, where positions are counted; or null for 0
     Positions positions;     // none: counted from start
     Positions query_positions;  // of queries that are of other tokens than the keys, all of them shown; none: of the same
@@ -48,11 +52,62 @@ struct Call {
     double *d_log_decay;  // b h, or null
 };
 
-// Dropout of numbers that lie side by side. 8 bytes a field too.
+// Which numbers are dropped: so many of 2^32, by a seed.
+struct Chance {
+    int64_t seed, dropped;
+};
+
+// Dropout of rows that lie side by side, of which each has its own noise. 8 bytes a field too.
 struct Drop {
     const float *x;
     float *y;
-    int64_t count, seed, dropped, threads;  // dropped: of 2^32
+    int64_t rows, width;
+    Chance chance;
+    int64_t threads;
+};
+
+// A norm of rows, and a linear map of them: out x in, side by side, as torch has them. A bias may be null.
+struct Norm {
+    const float *weight, *bias;
+    double epsilon;
+};
+struct Linear {
+    const float *weight, *bias;
+};
+
+// x + dropout(contract(activation(expand(norm(x))))), of rows that lie side by side. Sizes are multiples of ALIGNED.
+struct Feed {
+    int64_t rows, width, hidden, activation, threads;
+    const float *x;
+    float *y;
+    Norm norm;
+    Linear expand, contract;
+    Chance chance;
+    // Backward. d_weights: of expand, its bias, of contract, its bias, the norm's weight and bias, one after the other; added to.
+    const float *d_y;
+    float *d_x, *d_weights;
+};
+
+// queries + dropout(output(attention(norm(queries), norm(x)))), of rows that lie side by side: b l width and b n width, which may be the same.
+// Sizes of all heads together are multiples of ALIGNED.
+struct Attend {
+    Call call;  // of attention itself, whose q, k, v and out are nowhere
+    int64_t width;
+    const float *x, *queries;
+    float *y, *mixed;  // b n width; mixed is what goes into output, kept for the backward pass, or null
+    Norm norm;
+    Linear query, key, value, output;
+    Chance chance;
+    // Backward. d_reading: of query, its bias, of output, its bias, the norm's weight and bias; d_keys: of key, its bias, of value, its bias, the norm's
+    // weight and bias; one after the other; added to.
+    const float *d_y;
+    float *d_x, *d_queries, *d_reading, *d_keys;
+};
+constexpr int64_t ALIGNED = 16;
+
+// Weights as products want them: the linear maps of a feed-forward network, or of attention, where those of queries and keys are for each head.
+struct Packs {
+    float *first, *second, *third, *fourth;
 };
 
 // What an instruction set has to offer. Each function does the work of one head of one row, or of some of its tokens.
@@ -67,9 +122,21 @@ struct Kernels {
     void (*scan_back)(const Call &, int64_t b, int64_t h);
     // Causal, one token.
     void (*step)(const Call &, int64_t b, int64_t h);
-    // Numbers begin … end: always the same ones, as they share a key.
     void (*drop)(const Drop &, int64_t begin, int64_t end);
+    // A linear map, out x in, to what products want: packed_size numbers.
+    void (*pack)(const Linear &, int64_t out, int64_t in, float *to);
+    // Rows begin … end; sums are of the gradients of weights, this part's own.
+    void (*feed)(const Feed &, const Packs &, int64_t begin, int64_t end);
+    void (*feed_back)(const Feed &, const Packs &, int64_t begin, int64_t end, float *sums);
+    // Tokens begin … end of one row, all heads.
+    void (*attend_absorb)(const Attend &, const Packs &, int64_t b, int64_t begin, int64_t end, float *kv, float *z);
+    void (*attend_read)(const Attend &, const Packs &, int64_t b, int64_t begin, int64_t end);
+    void (*attend_read_back)(const Attend &, const Packs &, int64_t b, int64_t begin, int64_t end, float *d_kv, float *d_z, float *sums);
+    void (*attend_absorb_back)(const Attend &, const Packs &, int64_t b, int64_t begin, int64_t end, float *sums);
 };
+
+// Numbers of a packed linear map: its bias, and its weight in panels, which are of 64 columns at most.
+inline int64_t packed_size(int64_t out, int64_t in) { return (in + 1) * ((out + 63) / 64 * 64); }
 
 constexpr int64_t BLOCK = 64;  // tokens whose features exist at a time
 constexpr int64_t GROUP = 16;  // blocks between carries that the backward pass finds again

@@ -3,6 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace ISA {
 
@@ -38,11 +41,18 @@ static inline vec all(float x) {  // not 0 + x, which would be an addition
 #endif
 }
 static inline float sum(vec x) {
-    float part[W];
-    store(part, x);
-    for (int n = W / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) part[i] += part[i + n];
-    return part[0];
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+    const __m256 half = _mm512_castps512_ps256((__m512)x) + _mm512_extractf32x8_ps((__m512)x, 1);
+#else
+    const __m256 half = (__m256)x;
+#endif
+    __m128 part = _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1);
+    part += _mm_movehl_ps(part, part);
+    return part[0] + part[1];
+#else
+    return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
 }
 static inline ptrdiff_t padded(ptrdiff_t n) { return (n + W - 1) / W * W; }
 
@@ -87,14 +97,25 @@ struct Ahead {
     }
 };
 
+// What a product is added to: nothing, what is there already, or a row that is the same for all.
+struct To {
+    bool there;
+    const float *row = nullptr;
+
+    To(bool there) : there(there) {}
+    To(const float *row) : there(false), row(row) {}
+};
+constexpr bool ADD = true, NEW = false;
+
+// to, and to_row after it: what is added to; or null.
 template <int M, int V>
 static inline void tile(ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdiff_t a_column, const float *b, ptrdiff_t b_row, float *c,
-                        ptrdiff_t c_row, bool add) {
+                        ptrdiff_t c_row, const float *to, ptrdiff_t to_row) {
     vec total[M][V];
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 8
-        for (int j = 0; j < V; j++) total[i][j] = add ? load(c + i * c_row + j * W) : vec{};
+        for (int j = 0; j < V; j++) total[i][j] = to ? load(to + i * to_row + j * W) : vec{};
 #pragma GCC unroll 4
     for (ptrdiff_t k = 0; k < depth; k++) {
         vec right[V];
@@ -115,26 +136,28 @@ static inline void tile(ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdif
 
 template <int V>
 static void tiles(ptrdiff_t rows, ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdiff_t a_column, const float *b, ptrdiff_t b_row,
-                  float *c, ptrdiff_t c_row, bool add, Ahead &ahead) {
+                  float *c, ptrdiff_t c_row, const float *to, ptrdiff_t to_row, Ahead &ahead) {
     ptrdiff_t i = 0;
     for (; i + ROWS <= rows; i += ROWS) {
         ahead.some();
-        tile<ROWS, V>(depth, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, add);
+        tile<ROWS, V>(depth, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, to ? to + i * to_row : nullptr, to_row);
     }
     a += i * a_row;
     c += i * c_row;
+    to = to ? to + i * to_row : nullptr;
     switch (rows - i) {
-    case 1: return tile<1, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
-    case 2: return tile<2, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
-    case 3: return tile<3, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
-    case 4: return tile<4, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
-    case 5: return tile<5, V>(depth, a, a_row, a_column, b, b_row, c, c_row, add);
+    case 1: return tile<1, V>(depth, a, a_row, a_column, b, b_row, c, c_row, to, to_row);
+    case 2: return tile<2, V>(depth, a, a_row, a_column, b, b_row, c, c_row, to, to_row);
+    case 3: return tile<3, V>(depth, a, a_row, a_column, b, b_row, c, c_row, to, to_row);
+    case 4: return tile<4, V>(depth, a, a_row, a_column, b, b_row, c, c_row, to, to_row);
+    case 5: return tile<5, V>(depth, a, a_row, a_column, b, b_row, c, c_row, to, to_row);
     }
 }
 
-// C = A B, or C += A B: rows x depth times depth x columns, where columns are a multiple of W. A has any strides, so it may be transposed.
+// C = A B, and what that is added to: rows x depth times depth x columns, where columns are a multiple of W. A has any strides, so it may be
+// transposed.
 static void multiply(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdiff_t a_column, Matrix b,
-                     Matrix c, bool add, Ahead &&ahead = Ahead()) {
+                     Matrix c, To to, Ahead &&ahead = Ahead()) {
     const ptrdiff_t panels = (columns + PANEL - 1) / PANEL, depths = depth > DEPTH ? (depth + DEPTH - 1) / DEPTH : 1;
     ahead.share_out(panels * depths * (rows < ROWS ? 1 : rows / ROWS));
     for (ptrdiff_t n = 0; n < columns; n += PANEL) {
@@ -144,12 +167,14 @@ static void multiply(ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t depth, const f
         for (ptrdiff_t k = 0; k < depth || k == 0; k += DEPTH) {
             const ptrdiff_t some = depth - k < DEPTH ? depth - k : DEPTH;
             const float *left = a + k * a_column, *under = right + k * b.row;
-            const bool on = add || k > 0;
+            const bool there = to.there || k > 0;
+            const float *on = there ? out : to.row ? to.row + n : nullptr;
+            const ptrdiff_t on_row = there ? c.row : 0;
             switch (vectors) {
-            case 1: tiles<1>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, ahead); break;
-            case 2: tiles<2>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, ahead); break;
-            case 3: tiles<3>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, ahead); break;
-            default: tiles<VECTORS>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, ahead); break;
+            case 1: tiles<1>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, on_row, ahead); break;
+            case 2: tiles<2>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, on_row, ahead); break;
+            case 3: tiles<3>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, on_row, ahead); break;
+            default: tiles<VECTORS>(rows, some, left, a_row, a_column, under, b.row, out, c.row, on, on_row, ahead); break;
             }
         }
     }

@@ -1,12 +1,16 @@
 // The kernel for one instruction set: compiled several times, with ISA its name and the compiler told what it may use.
-#include "drop.h"
-#include "passes.h"
+#include "attend.h"
+#include "feed.h"
+#include "scan.h"
 
 namespace ISA {
 
 template <int MAP>
 static const Kernels *table() {
-    static const Kernels kernels{absorb<MAP>, read<MAP>, read_back<MAP>, absorb_back<MAP>, scan<MAP>, scan_back<MAP>, step<MAP>, drop};
+    static const Kernels kernels{
+        absorb<MAP>, read<MAP>, read_back<MAP>, absorb_back<MAP>, scan<MAP>, scan_back<MAP>, step<MAP>, drop, pack, feed, feed_back,
+        attend_absorb<MAP>, attend_read<MAP>, attend_read_back<MAP>, attend_absorb_back<MAP>,
+    };
     return &kernels;
 }
 

@@ -1,0 +1,250 @@
+"""A block by the CPU kernel is the block; and it is the modules' own wherever somebody listens to them, or has changed them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM, PermuteFormerForSequenceClassification, fused
+from permuteformer.ops import sublayers
+from permuteformer.ops.backend import VARIABLE
+from permuteformer.ops.native import load
+
+pytestmark = pytest.mark.skipif(isinstance(load(), str), reason=str(load()))
+
+SIZES = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64, "num_labels": 3}
+
+
+def make(preset="permuteformer-text", **fields):
+    torch.manual_seed(0)
+    return PermuteFormerForSequenceClassification(PermuteFormerConfig.preset(preset, **SIZES, **fields))
+
+
+def batch(axes=1, length=90):
+    mask = torch.ones(3, length, dtype=torch.int64)
+    mask[1, 60:] = 0
+    given = {"input_ids": torch.randint(3, 50, (3, length)), "attention_mask": mask, "labels": torch.tensor([0, 1, 2])}
+    return given if axes == 1 else {**given, "position_ids": torch.randint(0, 30, (3, length, axes))}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Names of the halves that the kernel was asked for."""
+    names = []
+    for name in ("attend", "feed_forward"):
+        real = getattr(sublayers, name)
+        monkeypatch.setattr(sublayers, name, lambda *given, name=name, real=real: (names.append(name), real(*given))[1])
+    return names
+
+
+def step(model, given, seed=1):
+    torch.manual_seed(seed)
+    model.zero_grad()
+    out = model(**given)
+    out.loss.backward()
+    return [out.logits.detach(), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("preset", "axes"), [("permuteformer-text", 1), ("performer-text", 1), ("permuteformer-image", 2), ("permuteformer-pathfinder", 2)]
+)
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_it_is_the_model(asked, monkeypatch, preset, axes, training, pooling):
+    """The same with dropout, as noise is of the same seed, and with only one token of the last block."""
+    model, given = make(preset, pooling=pooling).train(training), batch(axes)
+    ours = step(model, given)
+    assert asked == ["attend", "feed_forward"] * 2
+    monkeypatch.setattr(fused, "attend", lambda *_: None)
+    monkeypatch.setattr(fused, "feed_forward", lambda *_: None)
+    for a, b in zip(ours, step(model, given), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_the_model_in_torch(asked, monkeypatch):
+    model, given = make().eval(), batch()
+    ours = step(model, given)
+    del asked[:]
+    monkeypatch.setenv(VARIABLE, "torch")
+    theirs = step(model, given)
+    assert not asked
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_activation_checkpointing_does_the_same(asked):
+    model, given = make().train(), batch()
+    expected = step(model, given)
+    model.gradient_checkpointing_enable()
+    for a, b in zip(expected, step(model, given), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_language_model_is_fed_by_the_kernel(asked):
+    model = PermuteFormerForCausalLM(PermuteFormerConfig.preset("permuteformer-lm", **SIZES))
+    ids = torch.randint(3, 50, (2, 40))
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert set(asked) == {"feed_forward"}
+
+
+class Changed(nn.Linear):
+    """Another kind of linear map, as LoRA's are."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def _hook(model, name):
+    model.get_submodule(name).register_forward_hook(lambda module, given, out: out * 2)
+
+
+def _swap(model, name):
+    owner, _, last = name.rpartition(".")
+    old = model.get_submodule(name)
+    new = Changed(old.in_features, old.out_features)
+    new.load_state_dict(old.state_dict())
+    setattr(model.get_submodule(owner), last, new)
+
+
+def _parametrize(model, name):
+    parametrizations.weight_norm(model.get_submodule(name))
+    with torch.no_grad():
+        model.get_submodule(name).parametrizations.weight.original0.mul_(2)
+
+
+@pytest.mark.parametrize("change", [_hook, _swap, _parametrize])
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("model.layers.0.expand", "attend"),
+        ("model.layers.0.contract", "attend"),
+        ("model.layers.0.attention.query", "feed_forward"),
+        ("model.layers.0.attention.output", "feed_forward"),
+    ],
+)
+def test_what_was_changed_is_computed_by_its_modules(asked, monkeypatch, change, name, left):
+    """Also where the model was used before; the other half of the block, and other blocks, stay the kernel's."""
+    model, given = make().eval(), batch()
+    before = model(**given).logits
+    change(model, name)
+    del asked[:]
+    after = model(**given).logits
+    assert asked == [left, "attend", "feed_forward"]
+    assert not torch.allclose(after, before)
+    monkeypatch.setenv(VARIABLE, "torch")
+    torch.testing.assert_close(after, model(**given).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.attention", "model.layers.0.attention.attention", "model.layers.0.dropout"])
+def test_hooks_are_heard(name):
+    model, given, heard = make().eval(), batch(), []
+    model.get_submodule(name).register_forward_hook(lambda *_: heard.append(name))
+    if name.endswith("attention.attention"):
+        return  # an attention is not called: its layer calls ``mix``
+    model(**given)
+    assert heard
+
+
+def test_a_hook_on_all_modules_is_heard(asked):
+    heard = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(type(module)))
+    try:
+        make().eval()(**batch())
+    finally:
+        handle.remove()
+    assert nn.Linear in heard
+    assert not asked
+
+
+@pytest.mark.parametrize("fields", [{"hidden_size": 24, "intermediate_size": 40}, {"hidden_act": "silu"}])
+def test_what_the_kernel_does_not_know_is_computed_by_its_modules(asked, fields):
+    torch.manual_seed(0)
+    config = PermuteFormerConfig.preset("permuteformer-text", **{**SIZES, **fields})
+    PermuteFormerForSequenceClassification(config)(**batch()).loss.backward()
+    assert asked == ([] if "hidden_size" in fields else ["attend"] * 2)
+
+
+@pytest.mark.parametrize("attention", ["transformer-text", "reformer-text", "linformer-text", "nystromformer-text"])
+def test_other_attentions_are_fed_by_it(asked, attention):
+    make(attention).eval()(**batch())
+    assert asked == ["feed_forward"] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_computed_by_their_modules(asked, dtype):
+    assert make().to(dtype).eval()(**batch()).logits.dtype == dtype
+    assert not asked
+
+
+def test_autocast(asked):
+    with torch.autocast("cpu", torch.bfloat16):
+        make().eval()(**batch())
+    assert not asked
+
+
+def test_weights_that_are_given_for_one_call(asked):
+    model, given = make().eval(), batch()
+    expected = model(**given).logits
+    other = {name: p.detach() + 1 for name, p in model.named_parameters()}
+    assert not torch.allclose(torch.func.functional_call(model, other, (), given).logits, expected)
+    assert torch.equal(model(**given).logits, expected)
+    assert len(asked) == 8
+
+
+def test_many_weights_with_gradients_are_multiplied_once(asked, monkeypatch):
+    model, given = make(), batch()
+    monkeypatch.setattr(fused, "MANY_WEIGHTS", 1000)
+    model(**given).loss.backward()
+    assert not asked
+    with torch.no_grad():
+        model(**given)
+    assert len(asked) == 4
+
+
+def test_few_tokens_of_many_weights_are_not_worth_packing(asked, monkeypatch):
+    monkeypatch.setattr(fused, "FEW_WEIGHTS", 1000)
+    model = make(pooling="mean").eval()
+    for length, times in ((4, 0), (fused.FEWEST_TOKENS, 4)):
+        del asked[:]
+        model(input_ids=torch.randint(3, 50, (1, length)))
+        assert len(asked) == times
+
+
+def test_an_empty_batch(asked):
+    model = make(pooling="mean").eval()
+    assert model(input_ids=torch.zeros(0, 7, dtype=torch.int64)).logits.shape == (0, 3)
+    assert not asked
+
+
+def test_a_copy_has_its_own(asked):
+    model, given = make().eval(), batch()
+    expected = model(**given).logits
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.layers[0].expand.weight.mul_(30)
+        model.model.layers[0].attention_norm.weight.add_(1)
+    assert other.model.layers[0].known_attention.modules[0] is other.model.layers[0].attention_norm
+    assert not torch.allclose(other(**given).logits, expected)
+    del asked[:]
+    model.model.layers[0].expand.register_forward_hook(lambda *_: None)
+    other(**given)
+    assert len(asked) == 4
+
+
+def test_arguments_are_checked(asked):
+    model = make("permuteformer-image").eval()
+    given = batch(2)
+    given["position_ids"] = given["position_ids"][:, :-1]
+    with pytest.raises(ValueError, match="positions must"):
+        model(**given)
+
+
+def test_a_distance_beyond_the_period_is_told(asked):
+    model = make("permuteformer-image").eval()
+    given = batch(2)
+    given["position_ids"][0, 0] = 10**15
+    with pytest.warns(UserWarning, match="reach further than"):
+        model(**given)
+    assert asked

@@ -248,3 +248,11 @@ def test_a_distance_beyond_the_period_is_told(asked):
     with pytest.warns(UserWarning, match="reach further than"):
         model(**given)
     assert asked
+
+
+@pytest.mark.parametrize("wrong", [-1, 90])
+def test_places_that_no_row_has_are_refused(asked, wrong):
+    model, given = make().eval().model, batch()
+    with pytest.raises(ValueError, match="chosen must be places in rows of 90 tokens, from 0 to 89"):
+        model(input_ids=given["input_ids"], chosen=torch.full((3, 1), wrong))
+    assert "attend" in asked

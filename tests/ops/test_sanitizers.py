@@ -22,6 +22,6 @@ def test_sanitizers_find_nothing(tmp_path):
         for name in ("libasan", "libubsan")
     )
     environment = {**os.environ, "LD_PRELOAD": ":".join(each.stdout.strip() for each in found), "ASAN_OPTIONS": "detect_leaks=0"}
-    command = [sys.executable, str(Path(__file__).with_name("sanitized.py")), kernel]
+    command = [sys.executable, str(ROOT / "tests" / "sanitized.py"), kernel]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]

@@ -39,6 +39,8 @@ class Given:
     positions: Tensor | None
     key_mask: Tensor | None
     segments: Tensor | None
+    by_kernel: bool
+    """Whether halves of blocks may be computed by the CPU kernel: ``fused``."""
     reach: list[int] | None = None
     """How far tokens are apart on each axis, once a layer has looked."""
 
@@ -64,8 +66,8 @@ class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
 
     def forward(self, x: Tensor, given: Given, state: Any, chosen: Tensor | None = None) -> tuple[Tensor, Any]:
         """``b l d`` and the layer's state, to the same; or to ``b n d`` of the tokens ``chosen``, ``b n``."""
-        if given.segments is None and state is None and (attended := fused.attend(self, x, given, chosen)) is not None:
-            return self.feed_forward(attended), None
+        if given.by_kernel and given.segments is None and state is None and (attended := fused.attend(self, x, given, chosen)) is not None:
+            return self.feed_forward(attended, given.by_kernel), None
         mixed, state = self.attention(
             self.attention_norm(x),
             positions=given.positions,
@@ -75,11 +77,11 @@ class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
             chosen=chosen,
         )
         x = x if chosen is None else of_tokens(x, chosen)
-        return self.feed_forward(x + self.dropout(mixed)), state
+        return self.feed_forward(x + self.dropout(mixed), given.by_kernel), state
 
-    def feed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor, by_kernel: bool) -> Tensor:
         """x + feed-forward(norm(x))."""
-        if (fed := fused.feed_forward(self, x)) is not None:
+        if by_kernel and (fed := fused.feed_forward(self, x)) is not None:
             return fed
         out: Tensor = x + self.dropout(self.contract(self.activation(self.expand(self.feed_forward_norm(x)))))
         return out
@@ -219,7 +221,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         positions = self.positions(position_ids, key_mask, cache, segment_ids, batch, length, given_to.device)
         x = self.embed(input_ids, inputs_embeds, positions)
         # Relative encodings do not ask where counting starts; without positions a layer counts by itself, which is faster.
-        given = Given(positions if position_ids is not None else None, key_mask, segment_ids)
+        given = Given(positions if position_ids is not None else None, key_mask, segment_ids, fused.is_wanted())
         after = None if cache is None else self._next_position(cache.layers[0].next_position, positions, key_mask)
         hidden_states: list[Tensor] = []
         keeps = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states

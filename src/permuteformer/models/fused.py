@@ -14,7 +14,7 @@ from permuteformer.attention.linear import LinearAttention
 from permuteformer.models.dropout import Dropout
 from permuteformer.ops import sublayers
 from permuteformer.ops.backend import Call, Work, asked, why_not_native
-from permuteformer.ops.checks import is_eager
+from permuteformer.ops.checks import check_chosen, is_eager
 from permuteformer.ops.native import load
 from permuteformer.ops.sublayers import Linear, Norm
 
@@ -61,19 +61,23 @@ class Known(NamedTuple):
 
     def parts(self, x: Tensor) -> tuple[Norm, list[Linear]] | None:
         """The norm and the linear maps, where the kernel can be given them and ``x`` now."""
-        if not self.is_known or any(self.hooks) or x.dtype != torch.float32 or x.device.type != "cpu" or isinstance(load(), str):
+        if not self.is_known or any(self.hooks) or x.dtype != torch.float32 or x.device.type != "cpu":
             return None
         if x.numel() == 0 or (self.weights > FEW_WEIGHTS and x.numel() < FEWEST_TOKENS * x.shape[-1]):
             return None
         if self.weights >= MANY_WEIGHTS and torch.is_grad_enabled():
             return None
-        if not is_eager() or asked(None) not in ("auto", "native"):
-            return None
-        norm, *linear = ((p["weight"], p["bias"]) for p in (each._parameters for each in self.modules[: self.linear + 1]))
-        given = [p for both in (norm, *linear) for p in both if p is not None]
-        if any(type(p) is not nn.Parameter or p.dtype != torch.float32 or not p.is_contiguous() for p in given):
-            return None  # sharded, or of another type
-        return Norm(*norm, self.modules[0].eps), [Linear(*both) for both in linear]  # type: ignore[arg-type]
+        given = [each._parameters[name] for each in self.modules[: self.linear + 1] for name in ("weight", "bias")]
+        for p in given:
+            if p is not None and not (type(p) is nn.Parameter and p.dtype == torch.float32 and p.is_contiguous()):
+                return None  # sharded, or of another type
+        norm = Norm(given[0], given[1], self.modules[0].eps)  # type: ignore[arg-type]
+        return norm, list(map(Linear, given[2::2], given[3::2]))  # type: ignore[arg-type]
+
+
+def is_wanted() -> bool:
+    """Whether halves of blocks may be the kernel's in a call of a model: asked once for all of its blocks."""
+    return not isinstance(load(), str) and is_eager() and asked(None) in ("auto", "native")
 
 
 def feed_forward(block: PermuteFormerBlock, x: Tensor) -> Tensor | None:
@@ -113,6 +117,7 @@ def attend(block: PermuteFormerBlock, x: Tensor, given: Given, chosen: Tensor | 
     positions, queries, query_positions = given.positions, None, None
     if chosen is not None:
         b, length, _ = x.shape
+        check_chosen(chosen, b, length)
         positions = consecutive(None, b, length, x.device, given.key_mask) if positions is None else positions.expand(b, -1, -1)
         queries, query_positions = of_tokens(x, chosen), of_tokens(positions, chosen)
     name = attention.feature_map.__name__

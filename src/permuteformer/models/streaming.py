@@ -7,6 +7,7 @@ from torch import Tensor
 
 from permuteformer.attention.layer import MultiHeadAttention
 from permuteformer.attention.linear import LinearAttention
+from permuteformer.models import fused
 from permuteformer.models.backbone import PermuteFormerModel
 from permuteformer.ops.checks import check_whole
 from permuteformer.ops.halves import absorb_keys, read_state
@@ -67,7 +68,7 @@ def encode_in_blocks(
         assert state is not None
         for block in blocks:
             mixed = _read(layer.attention, layer.attention_norm(x[:, block]), positions[:, block], state)
-            x[:, block] = layer.feed_forward(x[:, block] + mixed)
+            x[:, block] = layer.feed_forward(x[:, block] + mixed, fused.is_wanted())
     for block in blocks:
         x[:, block] = model.norm(x[:, block])
     return x

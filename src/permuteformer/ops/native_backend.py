@@ -130,7 +130,7 @@ def fields_of(
     fields += map(place, (kv, z, *shared[:3]))
     places = [_rows(x) for x in (shared.positions, shared.query_positions)]
     for at in places:
-        fields += (0, 0, 0) if at is None else (at.data_ptr(), at.stride(0) * (len(at) > 1), at.stride(1))
+        fields += (0, 0, 0) if at is None else (at.data_ptr(), at.stride(0) * (at.shape[0] > 1), at.stride(1))
     fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))
     fields += place(log_decay), place(kept)
     fields += _tensors(d_tensors)

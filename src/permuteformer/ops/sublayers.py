@@ -107,7 +107,7 @@ def _feed_forward(x: Tensor, settings: tuple[Any, ...], given: Weights) -> Tenso
 def _feed_fields(x: Tensor, y: Tensor | None, settings: tuple[Any, ...], given: Weights, *gradients: Tensor) -> list[int]:
     """``struct Feed`` of ``native/call.h``."""
     epsilon, activation, chance = settings
-    width, hidden = x.shape[-1], len(given[2])  # type: ignore[arg-type]
+    width, hidden = x.shape[-1], given[2].shape[0]  # type: ignore[union-attr]
     return [
         *(x.numel() // width, width, hidden, activation, torch.get_num_threads(), place(x), place(y)),
         *_weights(epsilon, given),
@@ -128,8 +128,9 @@ class _FeedForward(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, *given = ctx.saved_tensors
+        d_y = d_y.contiguous()  # it must be there until the kernel is done, which knows its place only
         d_x, (gradients, parts) = memory.empty_like(x), _side_by_side(given, (2, 3, 4, 5, 0, 1))
-        _call("feed_back", _feed_fields(x, None, ctx.settings, given, d_y.contiguous(), d_x, gradients))
+        _call("feed_back", _feed_fields(x, None, ctx.settings, given, d_y, d_x, gradients))
         *linear, norm, norm_bias = parts
         return d_x, None, norm, norm_bias, *linear
 
@@ -138,9 +139,9 @@ def _attend(x: Tensor, queries: Tensor | None, settings: tuple[Any, ...], given:
     """The output; and the carry of all keys and what was mixed, to be kept."""
     _, heads, *_ = settings
     queries = x if queries is None else queries
-    features, values = (len(given[n]) // heads for n in (2, 6))  # type: ignore[arg-type]
+    features, values = given[2].shape[0] // heads, given[6].shape[0] // heads  # type: ignore[union-attr]
     y, mixed = memory.empty_like(queries), memory.empty(*queries.shape[:2], heads * values, device=x.device) if keep else None
-    kv, z = x.new_zeros(len(x), heads, features, values), x.new_zeros(len(x), heads, features)
+    kv, z = x.new_zeros(x.shape[0], heads, features, values), x.new_zeros(x.shape[0], heads, features)
     _call_attend("attend", x, queries, y, mixed, kv, z, settings, given)
     return y, kv, z, mixed  # type: ignore[return-value]
 

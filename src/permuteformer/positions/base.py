@@ -204,4 +204,5 @@ class Compose(PositionEncoding):
 
     def _of(self, hook: str) -> list[PositionEncoding]:
         """The encodings that define ``hook``: one or none, but for ``embed``."""
-        return [self.encodings[n] for n in self._users[hook]]  # type: ignore[misc]
+        encodings = self._all()
+        return [encodings[n] for n in self._users[hook]]

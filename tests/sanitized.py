@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from test_sublayers import FeedForward, make_attend
+from sublayer_modules import FeedForward, make_attend
 
 from permuteformer.models.dropout import Dropout
 from permuteformer.ops import native

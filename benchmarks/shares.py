@@ -2,36 +2,36 @@
 
     python benchmarks/shares.py --output results/bench
 
-Times are best ones, of ours, the formula and the matrix product in turns; shares are of the profiler's own times of a step. Products are
-those that a step does, counted as it does them; those of attention are counted on their own too: all else could stay as it is, and
-attention take no more than these.
+Times are best ones, of ours, the formula and the matrix product in turns. Products are those of our model's forward pass, counted as
+PyTorch does them one by one, and for training those of their two gradients; what the kernel finds again for the backward pass is not
+among them. What is not spent in calls of the kernel is Python's, torch's operators', and in training the optimizer's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.flop_counter import FlopCounterMode
 
 from permuteformer.bench import sweeps
-from permuteformer.bench.case import Case
-from permuteformer.bench.steps import BACKWARD
+from permuteformer.bench.steps import work
 from permuteformer.bench.subjects import Subject, make
 from permuteformer.experiments.lra import LENGTHS
 from permuteformer.folders import write_whole
+from permuteformer.ops.backend import VARIABLE
+from permuteformer.ops.native import Kernel
 from permuteformer.train.environment import environment
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+OURS = "permuteformer"
 TASKS = ("retrieval", "image", "pathfinder")
-TURNS = 8
-STEPS = 5
+TURNS = {"training": 8, "inference": 60}
+STEPS = 20
 
 
 def main() -> None:
@@ -51,60 +51,61 @@ def main() -> None:
 def measure(task: str, kind: str) -> dict[str, Any]:
     """One task: how long a step is, what it is made of, and what its products would take."""
     batch = sweeps.BATCHES[task] if kind == "training" else 1
-    cases = {row: sweeps.model(row, task, kind, LENGTHS[task], batch) for row in ("permuteformer", sweeps.FORMULA)}
-    cases["matmul"] = Case("op", {"method": "matmul"})
-    subjects = {row: make(case.subject, dict(case.options), "cpu") for row, case in cases.items()}
+    subjects = {row: _subject(row, task, kind, batch) for row in (OURS, sweeps.FORMULA)}
+    subjects["matmul"] = make("op", {"method": "matmul"}, "cpu")
     best = dict.fromkeys(subjects, float("inf"))
-    for _ in range(TURNS):
+    for _ in range(TURNS[kind]):
         for row, subject in subjects.items():
             best[row] = min(best[row], _seconds(subject))
-    ours = subjects["permuteformer"]
-    (flops, of_attention), rate = products(ours), (subjects["matmul"].flops or 0) / best["matmul"]
+    flops, rate = work(kind, products(task, batch)), (subjects["matmul"].flops or 0) / best["matmul"]
     return {
         "task": task,
         "kind": kind,
-        "seconds": best["permuteformer"],
+        "seconds": best[OURS],
         "formula_seconds": best[sweeps.FORMULA],
-        "shares": shares(ours),
+        "kernel_share": in_kernel(subjects[OURS]),
         "product_flops": flops,
         "flops_per_second": rate,
         "product_seconds": flops / rate,
-        "attention_product_seconds": of_attention / rate,
         "environment": {**environment(), "command": ["python", "benchmarks/shares.py"]},
     }
 
 
-def products(subject: Subject) -> tuple[float, float]:
-    """Multiplications and additions of the matrix products of a step, and of those that are linear attention's."""
-    ops = torch.ops.permuteformer
-    counted = {ops.total: _of_total, ops.total_back: _of_total_back}
-    with FlopCounterMode(display=False, custom_mapping=counted) as counter:
-        subject.step()
-    found = counter.get_flop_counts()["Global"]
-    return sum(found.values()), sum(found.get(op, 0) for op in counted)
-
-
-def _of_total(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
-    """Keys are multiplied with values, and queries with what comes of it."""
-    return 2 * math.prod(k[:2]) * k[3] * v[3] * (k[2] + q[2])
-
-
-def _of_total_back(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
-    return BACKWARD * _of_total(q, k, v)
-
-
-def shares(subject: Subject) -> dict[str, float]:
-    """Of the time of a step: matrix products, linear attention, the rest."""
-    # The first steps that are profiled take longer.
-    with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=2, active=STEPS), acc_events=True) as profiled:
-        for _ in range(2 + STEPS):
+def products(task: str, batch: int) -> float:
+    """Multiplications and additions of the matrix products of a forward pass, counted as PyTorch does them one by one."""
+    os.environ[VARIABLE] = "torch"
+    try:
+        subject = _subject(OURS, task, "inference", batch)
+        with FlopCounterMode(display=False) as counter:
             subject.step()
-            profiled.step()
-    found = {"matrix products": 0.0, "linear attention": 0.0, "the rest": 0.0}
-    for entry in profiled.key_averages():
-        part = "matrix products" if entry.key in PRODUCTS else "linear attention" if "permuteformer" in entry.key else "the rest"
-        found[part] += entry.self_cpu_time_total
-    return {part: value / sum(found.values()) for part, value in found.items()}
+    finally:
+        del os.environ[VARIABLE]
+    return float(counter.get_total_flops())
+
+
+def in_kernel(subject: Subject) -> float:
+    """The share of a step's time that is spent in calls of the CPU kernel: of the quickest of several steps."""
+    call, inside = Kernel.__call__, 0.0
+
+    def timed(kernel: Kernel, name: str, fields: list[int]) -> None:
+        nonlocal inside
+        began = time.perf_counter()
+        call(kernel, name, fields)
+        inside += time.perf_counter() - began
+
+    found = []
+    with mock.patch.object(Kernel, "__call__", timed):
+        for _ in range(STEPS):
+            inside, began = 0.0, time.perf_counter()
+            subject.step()
+            found.append((time.perf_counter() - began, inside))
+    seconds, of_it = min(found)
+    return of_it / seconds
+
+
+def _subject(row: str, task: str, kind: str, batch: int) -> Subject:
+    case = sweeps.model(row, task, kind, LENGTHS[task], batch)
+    return make(case.subject, dict(case.options), "cpu")
 
 
 def _seconds(subject: Subject) -> float:

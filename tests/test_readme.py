@@ -130,11 +130,11 @@ def profile() -> list[str]:
         training = line["kind"] == "training"
         ours, formula, least = (line[name] for name in ("seconds", "formula_seconds", "product_seconds"))
         (asked,) = (bar.at_most for bar in BARS["train" if training else "latency"] if (bar.group, bar.against) == (line["task"], FORMULA))
-        best = ours * (1 - line["shares"]["linear attention"]) + line["attention_product_seconds"]
-        cells = (f"{significant(1e3 * value)} ({times(formula / value)})" for value in (asked * formula, ours, best, least))
-        shares = (f"{100 * share:.0f} %" for share in line["shares"].values())
+        inside = line["kernel_share"] * ours
+        cells = (f"{significant(1e3 * value)} ({times(formula / value)})" for value in (asked * formula, ours, least))
+        parts = (significant(1e3 * value) for value in (inside, ours - inside))
         what = f"{line['task']}, {'a step of training' if training else 'one item'}"
-        rows.append(" | ".join([what, significant(1e3 * formula), *cells, *shares]))
+        rows.append(" | ".join([what, significant(1e3 * formula), *cells, *parts]))
     return rows
 
 

@@ -12,6 +12,7 @@ from transformers.utils import can_return_tuple
 from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel, check_extra
 from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.models.dropout import Dropout
+from permuteformer.ops.checks import is_looked_through
 from permuteformer.ops.sequence_parallel import SequenceGroup
 
 
@@ -180,7 +181,7 @@ class PermuteFormerForTokenClassification(PermuteFormerPreTrainedModel):
 
 def check_labels(labels: Tensor, num_labels: int) -> None:
     """Raise where a label is none of the model's (-100 is ignored, as in all of transformers)."""
-    if labels.dtype not in (torch.int64, torch.int32) or labels.device.type != "cpu" or torch.compiler.is_compiling() or num_labels == 1:
+    if labels.dtype not in (torch.int64, torch.int32) or labels.device.type != "cpu" or is_looked_through() or num_labels == 1:
         return
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
     if wrong.numel():

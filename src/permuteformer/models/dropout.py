@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from permuteformer.ops import memory
 from permuteformer.ops.backend import asked
-from permuteformer.ops.native import Kernel, load
-from permuteformer.ops.sublayers import NOTHING, Chance
+from permuteformer.ops.checks import is_looked_through
+from permuteformer.ops.native import load
+from permuteformer.ops.sublayers import NOTHING, Chance, drop
 
 CHANCES = 2**32
 """A number is dropped or not by so many values of a hash: p is exact to one of them."""
@@ -42,30 +40,7 @@ class Dropout(nn.Dropout):
         """Some numbers zero, the others larger, in training; else all as they are."""
         if not self.is_at_work:
             return input
-        kernel = load()
         is_known = type(input) is Tensor and input.device.type == "cpu" and input.dtype == torch.float32 and not self.inplace
-        if (
-            isinstance(kernel, str)
-            or not is_known
-            or torch.compiler.is_compiling()
-            or asked(None) == "torch"
-            or (chance := self.draw()) is None
-        ):
+        if isinstance(load(), str) or not is_known or is_looked_through() or asked(None) == "torch" or (chance := self.draw()) is None:
             return F.dropout(input, self.p, True, self.inplace)
-        y: Tensor = _Drop.apply(input, kernel, chance)
-        return y
-
-
-class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Kernel, chance: Chance) -> Tensor:
-        ctx.how = kernel, chance
-        x = x.contiguous()
-        y = memory.empty_like(x)
-        width = x.shape[-1] if x.dim() and x.numel() else 1
-        kernel("dropout", [x.data_ptr(), y.data_ptr(), x.numel() // width, width, *chance, torch.get_num_threads()])
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
-        return _Drop.apply(d, *ctx.how), None, None
+        return drop(input, chance)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.ops import gpu
+from permuteformer.ops.checks import is_transformed
 from permuteformer.ops.feature_map import FEATURE_MAPS
 from permuteformer.ops.native import load
 from permuteformer.ops.permutation import Rotation
@@ -99,6 +100,8 @@ def why_not_native(call: Call) -> str:
     """Why the kernel for the CPU cannot compute a call; nothing where it can."""
     if call.v.device.type != "cpu":
         return f"it is for the CPU, and tensors are on {call.v.device.type}"
+    if is_transformed():
+        return "torch.func and forward-mode differentiation do not see what it does"
     if why_not := _why_not(call, two_sided=call.two_sided, segments=call.segments):
         return why_not
     found = load()

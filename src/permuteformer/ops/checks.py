@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def check_whole(least: int = 1, **arguments: Any) -> None:
@@ -120,8 +121,20 @@ def check_devices(device: torch.device, of: str, tensors: Mapping[str, Tensor | 
 
 
 def can_look_at(tensor: Tensor) -> bool:
-    """Whether a decision may depend on values here: not in a compiled graph, not without values, and not at the price of a wait."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether a decision may depend on values here: not where it is looked through, not without values, and not at the price of a wait."""
+    return tensor.device.type == "cpu" and not is_looked_through()
+
+
+def is_looked_through() -> bool:
+    """Whether every operation must be one of torch's own: a compiler, ``torch.func`` or forward-mode differentiation follows them."""
+    return torch.compiler.is_compiling() or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation follows the operations; neither would see what a kernel does."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -133,4 +146,4 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
 
 def is_eager() -> bool:
     """Whether operations are carried out one by one, in the types of their tensors, and nobody listens to all modules."""
-    return not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or torch.nn.modules.module._has_any_global_hook())
+    return not (is_looked_through() or torch.is_autocast_enabled("cpu") or torch.nn.modules.module._has_any_global_hook())

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from permuteformer.ops.checks import is_transformed
+
 
 class Cycles(NamedTuple):
     """A permutation a head, taken apart into cycles; slots number the features cycle by cycle, in the order pi visits them.
@@ -260,7 +262,8 @@ def permute_features(x: Tensor, index: Tensor) -> Tensor:
     >>> permute_features(torch.tensor([[[[10, 20, 30]]]]), torch.tensor([1, 2, 0]))    # b h l m
     tensor([[[[20, 30, 10]]]])
     """
-    return _Gather.apply(x, index.expand_as(x))  # type: ignore[no-any-return]
+    index = index.expand_as(x)
+    return x.gather(-1, index) if is_transformed() else _Gather.apply(x, index)
 
 
 def check_permutation(permutation: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from permuteformer.ops import memory
 from permuteformer.ops.backend import MAPS, Work
@@ -50,6 +51,16 @@ class Chance(NamedTuple):
 
 
 NOTHING = Chance()
+
+
+def drop(x: Tensor, chance: Chance) -> Tensor:
+    """Dropout: some numbers zero, the others larger. Noise is a hash of the seed and of each number's place, and is kept nowhere.
+
+    >>> isinstance(load(), str) or sorted({float(each) for each in drop(torch.ones(99), Chance(7, 2**31))})
+    [0.0, 2.0]
+    """
+    y: Tensor = _Drop.apply(x, chance)
+    return y
 
 
 def feed_forward(x: Tensor, norm: Norm, expand: Linear, contract: Linear, activation: str, chance: Chance = NOTHING) -> Tensor:
@@ -98,6 +109,21 @@ def attend(
     return _attend(x.contiguous(), None if queries is None else queries.contiguous(), settings, given, keep=False)[0]
 
 
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, chance: Chance) -> Tensor:
+        ctx.chance = chance
+        x = x.contiguous()
+        y = memory.empty_like(x)
+        width = x.shape[-1] if x.dim() and x.numel() else 1
+        _call("dropout", [x.data_ptr(), y.data_ptr(), x.numel() // width, width, *chance, torch.get_num_threads()])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+        return _Drop.apply(d_y, ctx.chance), None
+
+
 def _feed_forward(x: Tensor, settings: tuple[Any, ...], given: Weights) -> Tensor:
     y = memory.empty_like(x)
     _call("feed", _feed_fields(x, y, settings, given))
@@ -125,14 +151,29 @@ class _FeedForward(torch.autograd.Function):
         return _feed_forward(x, settings, given)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, *given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is to be differentiated in its turn
+            d_x, *d_given = _differentiable_gradients(_feed_forward_by_torch(x, ctx.settings, given), [x, *given], d_y)
+            return d_x, None, *d_given
         d_y = d_y.contiguous()  # it must be there until the kernel is done, which knows its place only
         d_x, (gradients, parts) = memory.empty_like(x), _side_by_side(given, (2, 3, 4, 5, 0, 1))
         _call("feed_back", _feed_fields(x, None, ctx.settings, given, d_y, d_x, gradients))
         *linear, norm, norm_bias = parts
         return d_x, None, norm, norm_bias, *linear
+
+
+def _feed_forward_by_torch(x: Tensor, settings: tuple[Any, ...], given: Weights) -> Tensor:
+    epsilon, activation, chance = settings
+    normed = F.layer_norm(x, x.shape[-1:], given[0], given[1], epsilon)
+    y = F.linear((F.gelu, F.relu)[activation](F.linear(normed, given[2], given[3])), given[4], given[5])  # type: ignore[arg-type]
+    return x + (drop(y, chance) if chance.dropped else y)
+
+
+def _differentiable_gradients(y: Tensor, inputs: Weights, d_y: Tensor) -> list[Tensor | None]:
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(y, wanted, d_y, create_graph=True))
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
 
 
 def _attend(x: Tensor, queries: Tensor | None, settings: tuple[Any, ...], given: Weights, keep: bool) -> tuple[Tensor, ...]:

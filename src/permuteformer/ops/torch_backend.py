@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from permuteformer.ops.blocks import Blocks, Carry, Decays, decay_powers
-from permuteformer.ops.checks import without_autocast
+from permuteformer.ops.checks import is_looked_through, without_autocast
 
 
 def scan(
@@ -31,7 +31,7 @@ def scan(
 
     ``right``: what keys after the last block left, seen from that block; nothing unless given.
     """
-    if torch.compiler.is_compiling():  # the compiler itself decides what to keep and what to compute again
+    if is_looked_through():  # a compiler itself decides what to keep and what to compute again
         out, final, _, _ = _scan(blocks, q, k, v, carry, right, log_decay, parameters)
         return out, final
     out, *final = _Scan.apply(blocks, q, k, v, *carry, *(right or (None, None)), log_decay, *parameters)
@@ -40,7 +40,7 @@ def scan(
 
 def total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> tuple[Tensor, Carry]:
     """Attention of every query to every key, by one sum over the keys (equation 6). Output ``b h l v``, the sum."""
-    if torch.compiler.is_compiling():
+    if is_looked_through():
         return _total(blocks, q, k, v, carry, parameters)
     out, *final = _Total.apply(blocks, q, k, v, *carry, *parameters)
     return out, Carry(*final)
@@ -48,7 +48,7 @@ def total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, paramet
 
 def key_sum(blocks: Blocks, k: Tensor, v: Tensor, log_decay: Tensor | None, steps: Tensor | None, parameters: Sequence[Tensor]) -> Carry:
     """The sum of all keys, each decayed by its ``steps``, ``b l``. Positions of the blocks are to be given."""
-    if torch.compiler.is_compiling():
+    if is_looked_through():
         return _key_sum(blocks, k, v, log_decay, steps, parameters)
     return Carry(*_KeySum.apply(blocks, k, v, log_decay, steps, *parameters))
 

@@ -146,6 +146,19 @@ def test_help_says_what_it_shows_and_how_to_run_it(name, example_here):
     assert f"    python examples/{name}.py" in said
 
 
+def is_alike(text, known):
+    """Whether they say the same, with numbers that are nearly the same: another processor rounds otherwise, and a training feels it."""
+    number = re.compile(r"\d[\d,]*\.?\d*(?:e-?\d+)?")
+    found, wanted = ([float(each.replace(",", "")) for each in number.findall(x)] for x in (text, known))
+    return number.sub("#", text) == number.sub("#", known) and found == pytest.approx(wanted, rel=0.03)
+
+
+def test_texts_that_are_not_alike():
+    assert is_alike("1,024 tokens: 99% right, 5.1e-06 off", "1,024 tokens: 100% right, 5.2e-06 off")
+    assert not is_alike("1,024 tokens: 90% right", "1,024 tokens: 100% right")
+    assert not is_alike("1,024 tokens: 100% left", "1,024 tokens: 100% right")
+
+
 def test_the_notebook_gives_what_stands_in_it(tmp_path):
     command = [sys.executable, str(ROOT / "tests" / "run_notebook.py"), str(TOUR), "--print"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -154,7 +167,8 @@ def test_the_notebook_gives_what_stands_in_it(tmp_path):
     shown = 0
     for cell, outputs in zip(cells, json.loads(done.stdout), strict=True):
         there = cell.get("outputs", [])
-        assert run_notebook.texts(outputs) == run_notebook.texts(there), "run: python tests/run_notebook.py examples/tour.ipynb"
+        for text, known in zip(run_notebook.texts(outputs), run_notebook.texts(there), strict=True):
+            assert is_alike(text, known), f"run: python tests/run_notebook.py examples/tour.ipynb; {text!r} is not {known!r}"
         assert len(run_notebook.pictures(outputs)) == len(run_notebook.pictures(there))
         assert all(picture.startswith(b"\x89PNG") for picture in run_notebook.pictures(there))
         shown += len(there)

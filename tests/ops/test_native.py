@@ -22,14 +22,6 @@ from permuteformer.positions.permute import Permute
 
 KERNEL = load()
 pytestmark = pytest.mark.skipif(isinstance(KERNEL, str), reason=str(KERNEL))
-SETS = [] if isinstance(KERNEL, str) else KERNEL.instruction_sets
-
-
-@pytest.fixture(params=SETS)
-def instruction_set(request):
-    KERNEL.use(request.param)
-    yield request.param
-    KERNEL.use(SETS[0])
 
 
 def tensors(b, h, length, m, d):

@@ -17,14 +17,6 @@ from permuteformer.ops.sublayers import ACTIVATIONS, Chance
 
 KERNEL = load()
 pytestmark = pytest.mark.skipif(isinstance(KERNEL, str), reason=str(KERNEL))
-SETS = [] if isinstance(KERNEL, str) else KERNEL.instruction_sets
-
-
-@pytest.fixture(params=SETS)
-def instruction_set(request):
-    KERNEL.use(request.param)
-    yield request.param
-    KERNEL.use(SETS[0])
 
 
 def results(half, x, queries, d_y, call, dtype):

@@ -228,6 +228,23 @@ def test_a_learning_rate_that_is_too_high(every, tmp_path):
     assert steps(tmp_path / "run") == []
 
 
+def test_what_shows_in_an_evaluation_only_is_named_too(tmp_path, monkeypatch):
+    """Dropout may have hidden it in training."""
+    init = Updater.__init__
+
+    def spoiled(self, model, *rest):
+        init(self, model, *rest)
+        model.model.embed_tokens.register_forward_hook(lambda module, given, out: out if module.training else out * float("inf"))
+
+    monkeypatch.setattr(Updater, "__init__", spoiled)
+    with pytest.raises(
+        NotFinite, match=r"step 2: the loss on the validation split is nan; it began in model.embed_tokens; weights not finite: none"
+    ):
+        train(tiny(steps=4, evaluate_every=2), tmp_path / "run", QUIET)
+    assert result(tmp_path / "run")["status"] == "not finite"
+    assert steps(tmp_path / "run") == []
+
+
 # Other processes, and signals
 
 

@@ -26,7 +26,7 @@ from permuteformer.train.environment import environment, peak_memory, resumed
 from permuteformer.train.evaluate import evaluate
 from permuteformer.train.feed import Piece, chosen, training_batches
 from permuteformer.train.finish import check_lengths, finish
-from permuteformer.train.finite import NotFinite, bad_weights
+from permuteformer.train.finite import NotFinite, bad_weights, first_bad_layer
 from permuteformer.train.full import full_disk_in_words
 from permuteformer.train.interrupt import Interrupted, Interruption
 from permuteformer.train.lost import lost_process_in_words
@@ -228,8 +228,10 @@ class Trainer:
         metrics = self.evaluate("validation")
         cursor, task = self.cursor, self.task
         if not math.isfinite(metrics["loss"]):
+            place = first_bad_layer(self.updater.bare, lambda: self.evaluate("validation"))
             where = bad_weights(self.updater.bare) or "none"
-            raise NotFinite(f"step {cursor.step:,}: the loss on the validation split is {metrics['loss']}; weights not finite: {where}")
+            told = f"the loss on the validation split is {metrics['loss']}; it began in {place}; weights not finite: {where}"
+            raise NotFinite(f"step {cursor.step:,}: {told}")
         value, best = metrics[task.metric], cursor.best.get(task.metric)
         better = best is None or (value > best if task.greater_is_better else value < best)
         if better:

@@ -105,7 +105,7 @@ class MultiHeadAttention(nn.Module):
     def _together(self, x: Tensor, parts: list[nn.Linear]) -> list[Tensor]:
         """What several projections make of ``x``: on a CPU by one product, where the copy of the weights is small beside it."""
         # Eager is asked first: a graph is to be for any length.
-        if not (is_eager() and x.device.type == "cpu" and all(is_plain(part, nn.Linear) for part in parts)):
+        if not (is_eager() and x.device.type == "cpu" and all(map(_is_plain, parts))):
             return [part(x) for part in parts]
         if 4 * x.shape[0] * x.shape[1] < sum(part.out_features for part in parts):
             return [part(x) for part in parts]
@@ -248,10 +248,10 @@ def build(
     return MultiHeadAttention(hidden_size, ATTENTIONS.build(attention, arguments, structure), axes)
 
 
-def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether calling it does what its kind does, and nothing else: it is not replaced (LoRA), parametrised, sharded or hooked."""
+def _is_plain(module: nn.Module) -> bool:
+    """Whether calling it is nothing but its product: it is not replaced (LoRA), parametrised, sharded or hooked."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and not any(hooks) and all(type(p) is nn.Parameter for p in module._parameters.values() if p is not None)
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and not any(hooks)
 
 
 def head_size(hidden_size: int, num_heads: int) -> int:

@@ -145,5 +145,7 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
 
 
 def is_eager() -> bool:
-    """Whether operations are carried out one by one, in the types of their tensors, and nobody listens to all modules."""
-    return not (is_looked_through() or torch.is_autocast_enabled("cpu") or torch.nn.modules.module._has_any_global_hook())
+    """Whether operations are carried out one by one, in the types of their tensors, and nobody counts them or listens to all modules."""
+    if is_looked_through() or torch._C._len_torch_dispatch_stack():
+        return False
+    return not (torch.is_autocast_enabled("cpu") or torch.nn.modules.module._has_any_global_hook())

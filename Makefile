@@ -1,6 +1,6 @@
 # make run    the paper's tables in small, on data that comes along: at most 6 minutes on two cores
 # make test   everything that must hold: ruff, mypy, import-linter, pytest
-# make soak   kills, full disks, lost workers, damaged files, hostile input: about 45 minutes on two cores
+# make soak   kills, full disks, lost workers, damaged files, hostile input: about 25 minutes on two cores
 # make gpu    the GPU's kernels, on a GPU or in Triton's interpreter: installs triton and fla too (1 GB)
 # make release  wheel, source and bill of materials into dist/, tried in an empty environment; make lock, make audit: docs/dependencies.md
 # make docs   the documentation as a site, in build/site

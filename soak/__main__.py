@@ -19,7 +19,7 @@ def main() -> int:
     there = parts()
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", help=f"{', '.join(there)}; all unless told")
-    parser.add_argument("--scale", type=float, default=1.0, help="how much of it; 1 takes about 45 minutes on two cores, most of it fuzz")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much of it; 1 takes about 25 minutes on two cores, most of it fuzz")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn by chance (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("results/reliability"), help="folder of the JSON lines (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="say what each part proves")

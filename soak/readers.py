@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -29,10 +30,10 @@ def run(scale: float, folder: Path, seed: int) -> Iterator[dict[str, object]]:
     for number in range(max(round(6 * scale), 2)):
         yield _many_readers(folder / f"cache-{number}", table, rows, rng, killed=number % 2 == 1)
     whole = folder / "whole"
-    words = digits(steps=40, evaluate_every=10)
+    words = digits(steps=200, evaluate_every=50)
     Command(*words, output=whole).succeed()
     for number in range(max(round(10 * scale), 1)):
-        yield _two_runs(folder / f"runs-{number}", words, whole, rng)
+        yield _two_runs(folder / f"runs-{number}", words, whole, rng, in_a_step=number % 2 == 0)
 
 
 def _many_readers(cache: Path, table: Path, rows: int, rng: random.Random, killed: bool) -> dict[str, object]:
@@ -40,46 +41,37 @@ def _many_readers(cache: Path, table: Path, rows: int, rng: random.Random, kille
     cache.mkdir()
     boards = [Board(cache.with_name(f"{cache.name}-board-{number}")) for number in range(READERS)]
     pipes, processes = list[Connection](), []
+    lives = rng.random() * 0.2 if killed else None
     for board in boards:
         ours, theirs = SERVER.Pipe(duplex=False)
-        processes.append(SERVER.Process(target=_read, args=(str(table), str(cache), rng.random() * 0.5, str(board.path), theirs)))
+        processes.append(SERVER.Process(target=_read, args=(str(table), str(cache), rng.random() * 0.5, str(board.path), lives, theirs)))
         processes[-1].start()
         theirs.close()
         pipes.append(ours)
-    was_killed = _kill_the_builder(processes, boards) if killed else None
     found, lost = [], []
-    for number, (pipe, process) in enumerate(zip(pipes, processes, strict=True)):
+    for pipe, process in zip(pipes, processes, strict=True):
         try:
             found.append(pipe.recv())
         except EOFError:
-            lost.append(number)
+            process.join()
+            lost.append(process.exitcode)
         process.join()
     builders = sum(board.changes for board in boards)
     for board in boards:
         board.path.unlink()
     alike = len(set(found)) == 1 and found[0][0] == rows
     entries = [path.name for path in cache.iterdir() if not path.name.startswith(".")]
-    ok = alike and len(entries) == 1 and not left_over(cache) and builders == 1 + (was_killed is not None)
-    ok = ok and lost == ([] if was_killed is None else [was_killed])
+    # Killed when it had built all, nobody builds again.
+    ok = alike and len(entries) == 1 and not left_over(cache) and builders in ((1, 2) if killed else (1,))
+    ok = ok and lost == ([-KILL] if killed else [])
     if ok:
         shutil.rmtree(cache)
     what = f"{READERS} readers of a cache that is being built" + (", by a process that is killed" if killed else "")
     return {"what": what, "ok": ok, "readers": len(found), "alike": alike, "times built": builders, "entries": len(entries)}
 
 
-def _kill_the_builder(processes: list[Any], boards: list[Board]) -> int | None:
-    ends = time.monotonic() + 60
-    while time.monotonic() < ends and any(process.is_alive() for process in processes):
-        for number, board in enumerate(boards):
-            if board.phase != "between" and processes[number].is_alive():
-                os.kill(processes[number].pid, KILL)
-                return number
-        time.sleep(0.001)
-    return None
-
-
-def _read(table: str, cache: str, delay: float, board: str, answer: Connection) -> None:
-    """In a process of its own: all items, as one hash. Building is a change on the board."""
+def _read(table: str, cache: str, delay: float, board: str, lives: float | None, answer: Connection) -> None:
+    """In a process of its own: all items, as one hash. Building is a change on the board; the first that builds ``lives`` so many seconds."""
     os.environ |= {**SHARED, "PERMUTEFORMER_CACHE": cache}
     from permuteformer.tasks import prepare
     from permuteformer.tasks.classify import Classify
@@ -89,7 +81,12 @@ def _read(table: str, cache: str, delay: float, board: str, answer: Connection) 
 
     def counted(*given: Any) -> None:
         there.change()
+        if lives is None or not _is_first(Path(f"{cache}-builder")):
+            return write(*given)
+        end = threading.Timer(lives, os.kill, (os.getpid(), KILL))
+        end.start()
         write(*given)
+        return end.join()
 
     prepare._write = counted  # type: ignore[assignment]
     time.sleep(delay)
@@ -102,24 +99,35 @@ def _read(table: str, cache: str, delay: float, board: str, answer: Connection) 
     answer.send((count, digest.hexdigest()))
 
 
-def _two_runs(folder: Path, words: list[str], whole: Path, rng: random.Random) -> dict[str, object]:
-    """Two commands for the same folder, a moment apart: one trains, the other is told so, or finds it finished."""
+def _is_first(marker: Path) -> bool:
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _two_runs(folder: Path, words: list[str], whole: Path, rng: random.Random, in_a_step: bool) -> dict[str, object]:
+    """Two commands for the same folder: the second comes while the first trains and is told so; or at any moment, and may find it finished."""
     folder.mkdir()
     board = Board(folder / "board")
     poison = functools.partial(watch, board=str(board.path), folder=str(folder))
     first = Command(*words, output=folder / "run", poison=poison)
-    apart = rng.random() * 1.5
-    time.sleep(apart)
+    begun, apart = time.monotonic(), rng.random() * 1.5
+    while board.began("training step") == 0 if in_a_step else time.monotonic() < begun + apart:
+        assert first.processes[0].is_alive() or not in_a_step, first.text
+        time.sleep(0.001)
+    apart = time.monotonic() - begun
     goes_on = (folder / "run" / "experiment.json").exists() and rng.random() < 0.5
     second = Command("resume", folder / "run") if goes_on else Command(*words, output=folder / "run")
     codes = sorted([*first.wait(), *second.wait()])
     refused = "is in use by another process: wait for it to end, or choose another folder" in first.sentence + second.sentence
     wrong = different_run(folder / "run", whole)
-    ok = not wrong and codes == [0, int(refused)] and "Traceback" not in first.text + second.text
+    ok = not wrong and codes == [0, int(refused)] and "Traceback" not in first.text + second.text and (refused or not in_a_step)
     if ok:
         shutil.rmtree(folder)
     return {
-        "what": "two runs in one folder",
+        "what": "two runs in one folder" + (", the second in a step of the first" if in_a_step else ""),
         "ok": ok,
         "seconds apart": round(apart, 2),
         "refused": refused,

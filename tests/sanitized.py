@@ -22,7 +22,7 @@ def main():
     assert not isinstance(kernel, str), kernel
     torch.manual_seed(0)
     for name, length, (m, d), causal, masked in itertools.product(
-        kernel.instruction_sets, (1, 7, 130), ((5, 3), (37, 70)), (False, True), (False, True)
+        kernel.instruction_sets, (1, 7, 130, 1100, 2100), ((5, 3), (37, 70)), (False, True), (False, True)
     ):
         kernel.use(name)
         q, k, v = (torch.randn(1, 2, length, size, requires_grad=True) for size in (m, m, d))
@@ -46,7 +46,7 @@ def main():
             attend_to_all(q[:, :, -1:], k, v, query_positions=positions[:, -1:], backend="native", **arguments).sum().backward()
             absorb_keys(k, v, **arguments).kv.sum().backward()
         Dropout(0.3)(v).sum().backward()
-    for name, length, (heads, features), axes in itertools.product(kernel.instruction_sets, (1, 7, 130), ((4, 20), (2, 40)), (1, 2)):
+    for name, length, (heads, features), axes in itertools.product(kernel.instruction_sets, (1, 7, 130, 2100), ((4, 20), (2, 40)), (1, 2)):
         kernel.use(name)
         half = make_attend(48, heads, features, length, axes=axes, masked=length > 1)
         some = make_attend(48, heads, features, length, axes=axes, queries=3)

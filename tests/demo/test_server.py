@@ -94,6 +94,8 @@ def wrong(**fields):
         ("/api/positions", wrong(permutation=["random"]), "permutation must be one of"),
         ("/api/positions", wrong(r=0), "r must be a number from 1e-06 to 1; it is 0"),
         ("/api/positions", wrong(r=float("nan")), "r must be a number"),
+        ("/api/positions", wrong(r=float("inf")), "r must be a number"),
+        ("/api/positions", wrong(r=10**400), "r must be a number"),
         ("/api/positions", wrong(axes=3), "axes must be"),
         ("/api/positions", wrong(axes=2), "r must be left out where there are two axes"),
         ("/api/positions", wrong(alike=1), "alike must be true or false"),

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from permuteformer.cli import app
 from permuteformer.models import ByteTokenizer, PermuteFormerConfig, PermuteFormerForCausalLM
-from permuteformer.models.convert import convert
+from permuteformer.models.cache import PermuteFormerCache
+from permuteformer.models.convert import TOKENIZER_FILES, convert
 from permuteformer.models.loading import quietly
 from permuteformer.tasks.classify import Classify
 from permuteformer.tasks.prepare import Prepared, is_whole
@@ -84,10 +85,24 @@ def test_run_folders(name, text_run, tmp_path):
         for verb in ("eval", "resume", "report"):
             tried(tmp_path, text_run / name, lambda verb=verb: command(verb, text_run))
     elif needed:
-        tried(tmp_path, text_run / name, lambda: command("inspect", text_run))
+        for words in (("inspect",), ("explain", "--text", "a text"), ("demo", "--no-browser", "--port", 0)):
+            tried(tmp_path, text_run / name, lambda words=words: command(words[0], text_run, *words[1:]))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin", "model.safetensors"])
+def test_what_is_to_be_explained(text_run, image_run, tmp_path):
+    """A text may be anything; an image may not."""
+    for run, option, is_image in ((text_run, "--file", False), (image_run, "--image", True)):
+        tried(tmp_path, tmp_path / "given", lambda run=run, option=option: command("explain", run, option, tmp_path / "given"), is_image)
+
+
+def test_a_saved_state(tmp_path):
+    tried(tmp_path, tmp_path / "state.safetensors", lambda: PermuteFormerCache.load(tmp_path / "state.safetensors"))
+
+
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin", "model.safetensors", *INDICES])
 def test_weights_are_safetensors_alone(name, tmp_path):
     """The pickle that older models come as is not looked at, also where it is all there is."""
     folder = tmp_path / "model"
@@ -98,15 +113,16 @@ def test_weights_are_safetensors_alone(name, tmp_path):
         tried(tmp_path, folder / name, lambda: command("inspect", folder))
 
 
-@pytest.mark.parametrize("name", ["config.json", "pytorch_model.bin", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "pytorch_model.bin", "model.safetensors", *INDICES, *TOKENIZER_FILES])
 def test_models_of_others(name, tmp_path):
     folder = tmp_path / "gpt2"
     GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)).save_pretrained(folder)
-    if name == "pytorch_model.bin":
+    if name in ("pytorch_model.bin", *INDICES):
         (folder / "model.safetensors").unlink()
+    needed = name not in TOKENIZER_FILES  # which are copied, and not read
     with quietly():
-        tried(tmp_path, folder / name, lambda: convert(folder) and None)
-        tried(tmp_path, folder / name, lambda: command("convert", folder, tmp_path / "converted"))
+        tried(tmp_path, folder / name, lambda: convert(folder) and None, needed)
+        tried(tmp_path, folder / name, lambda: command("convert", folder, tmp_path / "converted"), needed)
 
 
 def test_configurations_that_ask_for_code(tmp_path):
@@ -141,9 +157,10 @@ def test_the_words_of_a_language_model(words_run, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["sums.json", "state.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["sums.json", "state.json", "model.safetensors", "optimizer.safetensors"])
 def test_checkpoints(name, tmp_path):
-    path = checkpoint.save(tmp_path / "checkpoints", 1, {"a": 1}, {"model": {"w": torch.zeros(2)}})
+    tensors = {"w": torch.zeros(2)}
+    path = checkpoint.save(tmp_path / "checkpoints", 1, {"a": 1}, {"model": tensors, "optimizer": tensors})
 
     def load():
         if name != "sums.json":  # whoever changes a file can change its sum too
@@ -194,6 +211,13 @@ def test_data_of_ones_own(name, tmp_path, monkeypatch):
     tried(tmp_path, file, lambda: command("data", "check", kind, path))
 
 
+def test_pairs_and_texts_of_ones_own(tmp_path, monkeypatch):
+    """Bytes are a text, too."""
+    monkeypatch.setenv("PERMUTEFORMER_CACHE", str(tmp_path / "cache"))
+    tried(tmp_path, tmp_path / "pairs.csv", lambda: command("data", "check", "match", tmp_path / "pairs.csv"))
+    tried(tmp_path, tmp_path / "text.txt", lambda: command("data", "check", "lm", tmp_path / "text.txt"), must_refuse=False)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -203,8 +227,12 @@ def test_data_of_ones_own(name, tmp_path, monkeypatch):
         "pathfinder32/curv_contour_length_14/splits.json",
         "listops-1000/basic_train.tsv",
         "tsv_data/new_aan_pairs.train.tsv",
+        "acl_pairs/acl_pairs.train.tsv.gz",
         "imdb/train.jsonl",
+        "aclImdb/train/neg/0_3.txt",
+        "aclImdb_v1.tar.gz",
         "wikitext-2/wiki.train.tokens",
+        "wiki_en/wiki.train.raw.xz",
     ],
 )
 def test_official_data(name, tmp_path, monkeypatch):
@@ -218,14 +246,17 @@ def test_official_data(name, tmp_path, monkeypatch):
         ),
         "listo": ("lra-listops", [f"listops-1000/basic_{split}.tsv" for split in ("train", "val", "test")]),
         "tsv_d": ("lra-retrieval", [f"tsv_data/new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]),
+        "acl_p": ("lra-retrieval", [f"acl_pairs/acl_pairs.{split}.tsv.gz" for split in ("train", "eval", "test")]),
         "imdb/": ("lra-text", [f"imdb/{split}.jsonl" for split in ("train", "test")]),
+        "aclIm": ("lra-text", [f"aclImdb/{split}/{label}/0_3.txt" for split in ("train", "test") for label in ("neg", "pos")]),
         "wikit": ("wikitext-2", [f"wikitext-2/wiki.{split}.tokens" for split in ("train", "valid", "test")]),
+        "wiki_": ("wiki-en", [f"wiki_en/wiki.{split}.raw.xz" for split in ("train", "valid", "test")]),
     }
     task, files = layouts[name[:5]]
-    for file in files if name != "cifar-10-python.tar.gz" else []:
+    for file in files if not name.endswith(".tar.gz") else []:
         (data / file).parent.mkdir(parents=True, exist_ok=True)
         (data / file).write_bytes(b"x\n")
-    tried(tmp_path, data / name, lambda: command("data", "check", task, "--data", data), must_refuse=task != "wikitext-2")
+    tried(tmp_path, data / name, lambda: command("data", "check", task, "--data", data), must_refuse=not name.endswith((".tokens", ".txt")))
 
 
 def test_members_of_archives(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """A block by the CPU kernel is the block; and it is the modules' own wherever somebody listens to them, or has changed them."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -115,7 +116,14 @@ def _parametrize(model, name):
         model.get_submodule(name).parametrizations.weight.original0.mul_(2)
 
 
-@pytest.mark.parametrize("change", [_hook, _swap, _parametrize])
+def _replace(model, name):
+    """As accelerate does, to bring weights from elsewhere."""
+    module = model.get_submodule(name)
+    forward = module.forward
+    module.forward = lambda x: forward(x) * 2
+
+
+@pytest.mark.parametrize("change", [_hook, _swap, _parametrize, _replace])
 @pytest.mark.parametrize(
     ("name", "left"),
     [
@@ -136,6 +144,45 @@ def test_what_was_changed_is_computed_by_its_modules(asked, monkeypatch, change,
     assert not torch.allclose(after, before)
     monkeypatch.setenv(VARIABLE, "torch")
     torch.testing.assert_close(after, model(**given).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["expand", "feed_forward_norm"])
+def test_weights_of_another_shape_are_as_wrong_as_ever(name):
+    """Not read from beyond their end."""
+    model, given = make().eval(), batch()
+    model(**given)
+    module = model.model.layers[0].get_submodule(name)
+    module.weight = nn.Parameter(module.weight.detach()[:8].clone())
+    with pytest.raises(RuntimeError):
+        model(**given)
+    if name == "feed_forward_norm":
+        module.weight = nn.Parameter(torch.ones_like(module.bias))
+        module.bias = None
+        assert model(**given).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_gradients_where_another_type_is_the_default(dtype):
+    given, found, before = batch(), [], torch.get_default_dtype()
+    for default in (before, dtype):
+        model = make().eval()
+        try:
+            torch.set_default_dtype(default)
+            model(**given).loss.backward()
+        finally:
+            torch.set_default_dtype(before)
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found)
+
+
+def test_a_traced_model_computes(asked):
+    """What the kernel writes, torch's tracer does not see."""
+    model, ids = make().eval().requires_grad_(False), batch()["input_ids"]
+    other = ids.flip(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(lambda x: model(input_ids=x).logits, (ids,), check_trace=False)
+        torch.testing.assert_close(traced(other), model(input_ids=other).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.attention", "model.layers.0.dropout"])

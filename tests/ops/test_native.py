@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -300,7 +301,7 @@ def test_half_precision_is_computed_in_float32(dtype):
 def test_the_operators_are_what_torch_asks_of_operators():
     x = [t.requires_grad_() for t in tensors(1, 2, 70, 12, 6)]
     carry = torch.zeros(1, 2, 12, 6), torch.zeros(1, 2, 12)
-    (cycles, _, of_head), start = Permute(2, 12).rotation(torch.device("cpu")), torch.zeros(1, dtype=torch.int64)
+    (cycles, _, of_head, _), start = Permute(2, 12).rotation(torch.device("cpu")), torch.zeros(1, dtype=torch.int64)
     turns = (cycles, of_head)
     shared = (*turns, start, None, None, torch.rand(1, 70) > 0.2, 0, True)
     torch.library.opcheck(torch.ops.permuteformer.total, (*x, *carry, *shared))
@@ -419,11 +420,131 @@ def test_a_kernel_that_does_not_load_is_no_end(tmp_path, monkeypatch):
         try:
             assert words in load()
             q, k, v = tensors(1, 2, 9, 4, 4)
-            linear_attention(q, k, v, feature_map=relu_eps)
+            with pytest.warns(RuntimeWarning, match=f"the CPU kernel is not in use: {words}.* Linear attention goes on in PyTorch"):
+                linear_attention(q, k, v, feature_map=relu_eps)
             with pytest.raises(ValueError, match=words):
                 linear_attention(q, k, v, feature_map=relu_eps, backend="native")
         finally:
             native.forget()
+
+
+def test_a_kernel_of_another_version_is_not_used(tmp_path):
+    """Its fields are others, and would be read from beyond the end of ours."""
+    with mock.patch.dict(native.FIELDS, attend=native.FIELDS["attend"] + 1), pytest.raises(OSError, match="is of another version"):
+        native.Kernel(native.FILE)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("permutation", [Permute(1, 8), Permute(8, 8), Permute(2, 4), Permute(2, 16)], ids=str)
+def test_a_permutation_of_other_sizes_is_refused(permutation, backend):
+    q, k, v = tensors(1, 2, 9, 8, 8)
+    at = torch.arange(9).view(1, 9, 1)
+    arguments = {"feature_map": relu_eps, "transform": permutation}
+    for way in (
+        lambda: linear_attention(q, k, v, backend=backend, **arguments),
+        lambda: linear_attention(q, k, v, backend=backend, causal=True, **arguments),
+        lambda: attend_to_all(q, k, v, backend=backend, **arguments),
+        lambda: attend_to_all(q[:, :, :2], k, v, backend=backend, query_positions=at[:, :2], **arguments),
+        lambda: absorb_keys(k, v, positions=at, **arguments),
+    ):
+        with pytest.raises(ValueError, match=r"transform permutes \d heads and \d+ features; there are 2 and 8"):
+            way()
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_positions_of_too_few_axes_are_refused(backend):
+    q, k, v = tensors(1, 2, 9, 8, 8)
+    one, two = torch.zeros(1, 9, 1, dtype=torch.int64), torch.zeros(1, 9, 2, dtype=torch.int64)
+    arguments = {"feature_map": relu_eps, "transform": Permute(2, 8, axes=2), "backend": backend}
+    for positions, words in ((None, "there are none"), (one, r"they have shape \(1, 9, 1\)")):
+        with pytest.raises(ValueError, match=f"with 2 axes, as transform has; {words}"):
+            linear_attention(q, k, v, positions=positions, **arguments)
+        with pytest.raises(ValueError, match=f"with 2 axes, as transform has; {words}"):
+            attend_to_all(q, k, v, positions=positions, **arguments)
+    with pytest.raises(ValueError, match=r"they have shape \(1, 2, 1\)"):
+        attend_to_all(q[:, :, :2], k, v, positions=two, query_positions=one[:, :2], **arguments)
+
+
+def test_a_decay_of_any_strides():
+    q, k, v = tensors(1, 4, 70, 8, 8)
+    wide, alike = torch.rand(4, 3)[:, 1].neg(), torch.tensor([-0.1]).expand(4)
+    for log_decay in (wide, alike):
+        arguments = {"feature_map": relu_eps, "causal": True}
+        ours, _ = linear_attention(q, k, v, log_decay=log_decay, backend="native", **arguments)
+        theirs, _ = linear_attention(q, k, v, log_decay=log_decay, backend="torch", **arguments)
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 9])
+def test_a_total_that_is_all_but_zero(causal, length):
+    """One over it is not finite; the mean of values is."""
+    q, k, v = tensors(1, 2, length, 8, 8)
+    q, k = q.abs() * 1e-20, k.abs() * 1e-20
+    ours, _ = linear_attention(q, k, v, feature_map=FEATURE_MAPS["relu"], causal=causal, backend="native")
+    exact, _ = linear_attention(q.double(), k.double(), v.double(), feature_map=FEATURE_MAPS["relu"], causal=causal)
+    torch.testing.assert_close(ours, exact.float(), rtol=1e-3, atol=1e-3)  # weights have few bits left
+
+
+def test_keys_and_values_of_two_types():
+    _, k, v = tensors(1, 2, 9, 8, 8)
+    at = torch.arange(9).view(1, 9, 1)
+    expected = absorb_keys(k, v, feature_map=relu_eps, positions=at)
+    assert_close(absorb_keys(k.double(), v, feature_map=relu_eps, positions=at).kv.float(), expected.kv)
+    none = (None,) * 6
+    with pytest.raises(TypeError, match=r"computes in float32; there is a tensor of torch.float64"):
+        torch.ops.permuteformer.total(k.double(), k, v, None, None, *none, 0, True)
+
+
+def test_a_gradient_that_nothing_was_kept_for_is_refused():
+    q, k, v = (x.requires_grad_() for x in tensors(1, 2, 9, 8, 8))
+    kv, z = torch.zeros(1, 2, 8, 8), torch.zeros(1, 2, 8)
+    out, *_ = torch.ops.permuteformer.scan(q, k, v, kv, z, *(None,) * 6, 0, True, None, False)
+    with pytest.raises(RuntimeError, match="no gradient of permuteformer::scan with keep=False"):
+        out.sum().backward()
+
+
+def test_rows_that_overlap():
+    """Windows of one signal."""
+    signal = torch.randn(1, 2, 40, requires_grad=True)
+    windows = signal.unfold(2, 16, 1)[:, :, :5]
+    gradients = []
+    for backend in ("native", "torch"):
+        out, _ = linear_attention(windows, windows, windows, feature_map=relu_eps, backend=backend)
+        gradients.append(torch.autograd.grad(out.square().sum(), signal)[0])
+    assert_close(*gradients)
+
+
+MUCH = """
+import resource
+import torch
+from permuteformer.ops.feature_map import relu_eps
+from permuteformer.ops.linear import linear_attention
+
+def attend(m, backend="native"):
+    torch.manual_seed(0)
+    q, v = torch.randn(1, 1, 8, m), torch.randn(1, 1, 8, 1)
+    return linear_attention(q, q, v, feature_map=relu_eps, backend=backend)[0]
+
+torch.set_num_threads(1)
+attend(64)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 400_000_000, resource.RLIM_INFINITY))
+try:
+    attend(2_000_000)
+except MemoryError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+for m in (100_000, 64, 3000):
+    torch.testing.assert_close(attend(m), attend(m, "torch"), rtol=1e-3, atol=1e-3)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_after_memory_ran_out_it_goes_on():
+    ended = subprocess.run([sys.executable, "-c", MUCH], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "not enough memory for the buffers of linear attention" in ended.stdout
 
 
 def test_an_unknown_instruction_set_is_refused():

@@ -49,6 +49,16 @@ def test_feed_forward(instruction_set, rows, activation):
     assert_as_exact(FeedForward(48, 80, activation), torch.randn(1, rows, 48))
 
 
+def test_a_second_derivative_of_rows_that_are_not_contiguous():
+    half = FeedForward(16, 32, "gelu")
+    x = torch.randn(4, 16, 5, requires_grad=True)
+    found = []
+    for way in (half.forward, half.by_kernel):
+        (d,) = torch.autograd.grad(way(x.transpose(1, 2), None).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(d.square().sum(), x)[0])
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(("width", "hidden"), [(16, 16), (32, 256), (64, 272), (16, 1040)])
 def test_feed_forward_of_any_width(instruction_set, width, hidden):
     """More than one part of what is between the two maps, and one that is not full."""

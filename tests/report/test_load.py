@@ -1,10 +1,12 @@
 """From folders and files to records, and what is refused."""
 
 import json
+import os
 
 import pytest
 from report.sample import lines, look, measurement, run_folder, speeds, write
 
+from permuteformer.folders import MOST_BYTES
 from permuteformer.report.load import load, read_results, read_run
 from permuteformer.report.records import Record, number, printable_data, thinned
 
@@ -105,6 +107,40 @@ def test_a_file_that_is_no_json_object_is_named(tmp_path, name, content):
     (run / name).write_text(content)
     with pytest.raises(ValueError, match=rf"{name} (is no JSON|must be a JSON object)"):
         load([run])
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "environment.json", "result.json", "looks.json", "metrics.jsonl"])
+def test_a_file_that_would_never_end_is_refused(tmp_path, name):
+    run = run_folder(tmp_path / "run", looks=True)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    if name == "experiment.json":  # by which a run folder is known
+        with pytest.raises(ValueError, match="there are no runs"):
+            load([run])
+        return
+    with pytest.raises(ValueError, match=rf"{name} is no regular file"):
+        load([run])
+    (run / name).unlink()
+    (run / name).symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=rf"{name} is no regular file"):
+        load([run])
+    (run / name).unlink()
+    with (run / name).open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(ValueError, match=rf"{name} has more than 268,435,456 bytes"):
+        load([run])
+
+
+def test_results_that_would_never_end_are_left_out_and_told(tmp_path):
+    run_folder(tmp_path / "run")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with (tmp_path / "long.jsonl").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    loaded = load([tmp_path])
+    assert len(loaded.records) == 1
+    assert len(loaded.left_out) == 2
+    assert "long.jsonl has more than" in loaded.left_out[0]
+    assert "pipe.jsonl is no regular file" in loaded.left_out[1]
 
 
 def test_a_broken_last_line_is_left_out_and_one_in_the_middle_refused(tmp_path):

@@ -25,6 +25,9 @@ from permuteformer.positions.base import POSITIONS, Compose, PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Of a module: who listens to its calls."""
+
 
 class MultiHeadAttention(nn.Module):
     """Projects ``b l hidden_size`` to queries, keys and values, mixes them, and projects back.
@@ -250,8 +253,8 @@ def build(
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether calling it is nothing but its product: it is not replaced (LoRA), parametrised, sharded or hooked."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and not any(hooks)
+    is_called_plainly = "forward" not in vars(module) and not any(getattr(module, name) for name in HOOKS)
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and is_called_plainly
 
 
 def head_size(hidden_size: int, num_heads: int) -> int:

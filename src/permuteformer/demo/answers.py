@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -158,7 +157,7 @@ class _Fields:
 
     def number(self, name: str, least: float, most: float) -> float:
         value = self._get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and least <= value <= most):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
             raise Refused(f"{name} must be a number from {least:g} to {most:g}; it is {_short(value)}")
         return float(value)
 

@@ -15,10 +15,13 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from permuteformer.attention import KVState
-from permuteformer.folders import write_whole
+from permuteformer.folders import content_of, write_whole
 from permuteformer.ops.state import LinearState
 
 State = LinearState | KVState
+
+MOST_BYTES = 4 << 30
+"""Of a saved state, which is small: it does not grow with the text."""
 
 
 class StateLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -132,7 +135,7 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> PermuteFormerCache:
         """The cache that ``save`` wrote, for a model on ``device``: it goes on as if it had never stopped."""
         try:
-            tensors = load(Path(path).read_bytes())
+            tensors = load(content_of(Path(path), MOST_BYTES))
             return cls.from_state_dict({name: x if name == "seen" else x.to(device) for name, x in tensors.items()})
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold the state of a model, as PermuteFormerCache.save writes it: {error}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from permuteformer.folders import content_of
 from permuteformer.version import __version__
 
 NAME = "README.md"
@@ -82,6 +83,6 @@ def _named(parts: list[dict[str, Any]]) -> str:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return content_of(path).decode()
+    except (OSError, ValueError):
         return None

@@ -34,7 +34,7 @@ class Dropout(nn.Dropout):
         if not self.is_at_work:
             return NOTHING
         dropped = round(self.p * CHANCES)
-        return Chance(int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)), dropped) if dropped < CHANCES else None
+        return Chance(int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None)), dropped) if dropped < CHANCES else None
 
     def forward(self, input: Tensor) -> Tensor:
         """Some numbers zero, the others larger, in training; else all as they are."""

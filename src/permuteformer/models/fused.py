@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from permuteformer.attention.base import consecutive, of_tokens
-from permuteformer.attention.layer import MultiHeadAttention
+from permuteformer.attention.layer import HOOKS, MultiHeadAttention
 from permuteformer.attention.linear import LinearAttention
 from permuteformer.models.dropout import Dropout
 from permuteformer.ops import sublayers
@@ -27,7 +27,6 @@ FEW_WEIGHTS = 2**16
 MANY_WEIGHTS = 2**20
 """So many do not stay in the cache of a core with their gradients; then products are better done once, and kept for the backward pass."""
 ACTIVATIONS = {type(ACT2FN["gelu"]): "gelu", type(ACT2FN["relu"]): "relu"}
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Known(NamedTuple):
@@ -42,6 +41,8 @@ class Known(NamedTuple):
     """How many linear maps there are."""
     weights: int
     """Numbers in them."""
+    shapes: list[torch.Size | None]
+    """Of the weight and bias of the norm and of each linear map; none where there is no bias."""
     hooks: list[dict[int, Any]]
     """Of the modules: all empty, as long as nobody listens to them."""
 
@@ -52,8 +53,14 @@ class Known(NamedTuple):
         sizes = [(each.out_features, each.in_features) for each in maps if type(each) is nn.Linear]
         fits = len(sizes) == linear and not any(size % sublayers.ALIGNED for both in sizes for size in both)
         has_norm = type(norm) is nn.LayerNorm and norm.elementwise_affine and norm.bias is not None
+        is_known = is_known and fits and has_norm
+        shapes = [None if p is None else p.shape for p in cls._parameters_of(modules[: linear + 1])] if is_known else []
         hooks = [getattr(each, name) for each in modules if each is not None for name in HOOKS]
-        return cls(modules, tuple(map(type, modules)), is_known and fits and has_norm, linear, sum(one * two for one, two in sizes), hooks)
+        return cls(modules, tuple(map(type, modules)), is_known, linear, sum(one * two for one, two in sizes), shapes, hooks)
+
+    @staticmethod
+    def _parameters_of(modules: tuple[nn.Module, ...]) -> list[nn.Parameter | None]:
+        return [each._parameters[name] for each in modules for name in ("weight", "bias")]
 
     def is_of(self, modules: tuple[nn.Module, ...]) -> bool:
         """Whether these are the modules that were looked at."""
@@ -67,10 +74,14 @@ class Known(NamedTuple):
             return None
         if self.weights >= MANY_WEIGHTS and torch.is_grad_enabled():
             return None
-        given = [each._parameters[name] for each in self.modules[: self.linear + 1] for name in ("weight", "bias")]
-        for p in given:
-            if p is not None and not (type(p) is nn.Parameter and p.dtype == torch.float32 and p.is_contiguous()):
-                return None  # sharded, or of another type
+        if any("forward" in each.__dict__ for each in self.modules):
+            return None  # replaced: accelerate brings weights from elsewhere so
+        given = self._parameters_of(self.modules[: self.linear + 1])
+        for p, shape in zip(given, self.shapes, strict=True):
+            if p is None and shape is None:
+                continue
+            if type(p) is not nn.Parameter or p.dtype != torch.float32 or p.shape != shape or not p.is_contiguous() or not p.is_cpu:
+                return None  # sharded, elsewhere, or of another type
         norm = Norm(given[0], given[1], self.modules[0].eps)  # type: ignore[arg-type]
         return norm, list(map(Linear, given[2::2], given[3::2]))  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -93,7 +94,17 @@ def choose(backend: str | None, call: Call) -> str:
             raise ValueError(f"backend {wanted!r} cannot be used here: {why_not}; use 'auto' or 'torch'")
         return wanted
     kind = "cuda" if call.v.device.type == "cuda" else "native"
-    return kind if wanted == "auto" and not reasons[kind](call) else "torch"
+    if wanted == "torch":
+        return wanted
+    why_not = reasons[kind](call)
+    if why_not and why_not == load() and not torch.compiler.is_compiling():
+        # One text, so that Python's own filter shows it once.
+        warnings.warn(
+            f"the CPU kernel is not in use: {why_not}. Linear attention goes on in PyTorch: the same numbers, several times slower",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return "torch" if why_not else kind
 
 
 def why_not_native(call: Call) -> str:

@@ -56,6 +56,8 @@ def attend_to_all(
         work = Work(rotation, None, positions, key_mask, feature_map.__name__, normalize, causal=False, query_positions=query_positions)
         if query_positions is not None:
             _check_queries(q, k, query_positions)
+        if rotation is not None:
+            rotation.check(k.shape[1], k.shape[3], positions, *(() if query_positions is None else (query_positions,)))
         out, _, _ = native_backend.attend(q.float(), k.float(), v.float(), None, None, work)
         return out.to(v.dtype)
     if query_positions is None:
@@ -101,7 +103,7 @@ def absorb_keys(
     rotation = None if transform is None else transform.rotation(k.device)
     call = Call(v, feature_map, transform, rotation, key_mask=key_mask is not None, plain_normalizer=plain_normalizer)
     with without_autocast(k.device):
-        if log_decay is None and choose(None, call) == "native":
+        if log_decay is None and blocks.dtype == torch.float32 and choose(None, call) == "native":
             work = Work(rotation, next_position, positions, key_mask, feature_map.__name__, normalize=False, causal=False, log_decay=None)
             before = carry.kv.transpose(-1, -2), carry.z.squeeze(-2)
             k, v = k.to(blocks.dtype), v.to(blocks.dtype)
@@ -156,6 +158,8 @@ def _whole(
     dtype = torch.promote_types(x.dtype, torch.float32)
     size = feature_map(x[:, :, :1].to(dtype), *parameters).shape[-1]
     carry = as_carry(state, (b, h, size, values), x.device, dtype)
+    if transform is not None and (rotation := transform.rotation(x.device)) is not None:
+        rotation.check(h, size, positions)
     blocks = Blocks(
         length=length,
         chunk=block_length(b * h, size, values, causal=False),

@@ -94,6 +94,8 @@ def linear_attention(
             segments = continued(segments, ends, state)
         next_position = position_after(start, length, positions, key_mask, ends)
         rotation = None if transform is None else transform.rotation(q.device)
+        if rotation is not None:
+            rotation.check(h, size, positions)
         call = Call(
             v=v,
             feature_map=feature_map,

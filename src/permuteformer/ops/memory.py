@@ -109,7 +109,8 @@ class _Blocks:
 
     def _trim(self, most: int) -> None:
         while sum(map(len, self._free)) > most:
-            self._free.pop(0).close()
+            with contextlib.suppress(BufferError):  # its tensor is just about to end in another thread, and the block with it
+                self._free.pop(0).close()
 
 
 def _new(size: int) -> mmap.mmap:

@@ -48,9 +48,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None,
         return out, kv, z
     assert kv is not None
     assert z is not None
-    inputs = (q, k, v, kv, z) if work.log_decay is None else (q, k, v, kv, z, work.log_decay)
+    log_decay = None if work.log_decay is None else work.log_decay.contiguous()
+    inputs = (q, k, v, kv, z) if log_decay is None else (q, k, v, kv, z, log_decay)
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    out, kv, z, _ = ops.scan(q, k, v, kv.contiguous(), z.contiguous(), *shared, work.log_decay, keep)
+    out, kv, z, _ = ops.scan(q, k, v, kv.contiguous(), z.contiguous(), *shared, log_decay, keep)
     return out, kv, z
 
 
@@ -99,6 +100,9 @@ def _call(
     kernel = load()
     assert isinstance(kernel, Kernel), kernel
     q, k, v = inputs
+    for x in (*inputs, kv, z):
+        if x.dtype != torch.float32:
+            raise TypeError(f"the CPU kernel computes in float32; there is a tensor of {x.dtype}")
     sizes = (*k.shape[:3], q.shape[2], k.shape[3], v.shape[-1])
     d_tensors, carries = ((), ()) if gradients is None else (gradients[:4], gradients[4:])
     fields, kept_alive = fields_of(sizes, (*inputs, out), kv, z, shared, log_decay, kept, d_tensors, carries)
@@ -163,7 +167,9 @@ def _output(q: Tensor, v: Tensor) -> Tensor:
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """Room for those of q, k and v: queries of other tokens come from a projection of their own."""
-    return empty_beside((q, k, v)) if q.shape[2] == k.shape[2] else [memory.empty_like(q), *empty_beside((k, v))]
+    made = empty_beside((q, k, v)) if q.shape[2] == k.shape[2] else [memory.empty_like(q), *empty_beside((k, v))]
+    # Rows that overlap have no layout of their own to be taken over.
+    return [x if x.stride(-1) == 1 else x.new_empty(x.shape) for x in made]
 
 
 def _carry(q: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -196,7 +202,9 @@ def _scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) ->
 
 def _scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *shared, log_decay, learnable, kept, d_out, d_kv, d_z = rest
-    d_log = torch.zeros(q.shape[:2], dtype=torch.float64)
+    if q.numel() and not kept.numel():
+        raise RuntimeError("there is no gradient of permuteformer::scan with keep=False: nothing was kept for it")
+    d_log = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)._replace(d_log_decay=d_log if learnable else None)
     _call("scan_back", (q, k, v), out, kv, z, Shared(*shared), log_decay, kept, gradients)
     return *gradients[1:6], d_log.sum(0).float()

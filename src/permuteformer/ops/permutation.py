@@ -47,10 +47,22 @@ class Rotation(NamedTuple):
     """``h m``: the cycle of each feature."""
     of_head: Tensor
     """``h + 1``: where each head's cycles begin, and the last one's end."""
+    axes: int
+    """How many numbers positions must have."""
 
     def to(self, device: torch.device) -> Rotation:
         """The same on another device."""
-        return Rotation(*(x.to(device) for x in self))
+        return Rotation(*(x.to(device) for x in self[:3]), self.axes)
+
+    def check(self, heads: int, features: int, *positions: Tensor | None) -> None:
+        """Raise unless it is one of so many heads and features, and positions have its axes; ``None`` are counted, on one axis."""
+        if self.of_feature.shape != (heads, features):
+            made_for = "{} heads and {} features".format(*self.of_feature.shape)
+            raise ValueError(f"transform permutes {made_for}; there are {heads} and {features}: make it with these")
+        for given in positions:
+            if self.axes > (1 if given is None else given.shape[-1]):
+                found = "there are none" if given is None else f"they have shape {tuple(given.shape)}"
+                raise ValueError(f"positions must have shape (batch, length, axes) with {self.axes} axes, as transform has; {found}")
 
 
 def random_permutation(num_heads: int, size: int, generator: torch.Generator | None = None) -> Tensor:
@@ -202,7 +214,7 @@ def permutation_power(cycles: Cycles, positions: Tensor) -> Tensor:
 def contiguous_cycles(cycles: Cycles) -> Rotation | None:
     """Every cycle of every head as a run of neighbouring features; ``None`` where features of a cycle are not neighbours.
 
-    >>> cycles, of_feature, of_head = contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
+    >>> cycles, of_feature, of_head, _ = contiguous_cycles(decompose(torch.tensor([[1, 2, 0, 4, 3]])))
     >>> cycles.tolist(), of_feature.tolist(), of_head.tolist()
     ([[0, 3, 0], [3, 2, 0]], [[0, 0, 0, 1, 1]], [0, 2])
     """
@@ -219,7 +231,7 @@ def contiguous_cycles(cycles: Cycles) -> Rotation | None:
         ends.append(len(found))
     table = torch.tensor(found, dtype=torch.int32)
     of_feature = torch.arange(len(found), dtype=torch.int32).repeat_interleave(table[:, 1].long()).view(cycles.length.shape)
-    return Rotation(table, of_feature, torch.tensor(ends, dtype=torch.int32))
+    return Rotation(table, of_feature, torch.tensor(ends, dtype=torch.int32), int(table[:, 2].max()) + 1)
 
 
 def order(cycles: Cycles) -> list[int]:

@@ -145,10 +145,9 @@ def _feed_fields(x: Tensor, y: Tensor | None, settings: tuple[Any, ...], given: 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, settings: tuple[Any, ...], *given: Tensor | None) -> Tensor:
-        x = x.contiguous()
         ctx.save_for_backward(x, *given)
         ctx.settings = settings
-        return _feed_forward(x, settings, given)
+        return _feed_forward(x.contiguous(), settings, given)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
@@ -156,7 +155,7 @@ class _FeedForward(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient is to be differentiated in its turn
             d_x, *d_given = _differentiable_gradients(_feed_forward_by_torch(x, ctx.settings, given), [x, *given], d_y)
             return d_x, None, *d_given
-        d_y = d_y.contiguous()  # it must be there until the kernel is done, which knows its place only
+        x, d_y = x.contiguous(), d_y.contiguous()  # they must be there until the kernel is done, which knows their places only
         d_x, (gradients, parts) = memory.empty_like(x), _side_by_side(given, (2, 3, 4, 5, 0, 1))
         _call("feed_back", _feed_fields(x, None, ctx.settings, given, d_y, d_x, gradients))
         *linear, norm, norm_bias = parts
@@ -253,7 +252,7 @@ def _side_by_side(given: Weights, order: Sequence[int]) -> tuple[Tensor, list[Te
     There is room for the gradient of a bias that is not there, too.
     """
     shapes = [(given[n] if given[n] is not None else given[n - 1][:, 0]).shape for n in order]  # type: ignore[index,union-attr]
-    whole = torch.zeros(sum(shape.numel() for shape in shapes))
+    whole = given[0].new_zeros(sum(shape.numel() for shape in shapes))  # type: ignore[union-attr]
     parts = whole.split([shape.numel() for shape in shapes])
     return whole, [None if given[n] is None else part.view(shape) for n, part, shape in zip(order, parts, shapes, strict=True)]
 

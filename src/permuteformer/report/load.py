@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from permuteformer.experiments.layout import ENVIRONMENT, EXPERIMENT, LOOKS, LOOKS_OF_RESULTS, METRICS, RESULT
+from permuteformer.folders import content_of, json_of
 from permuteformer.report.records import Record, check_format, printable_data
 
 
@@ -145,8 +146,7 @@ def _is_run(folder: Path) -> bool:
 
 def _is_results(file: Path) -> bool:
     """Whether the first line looks like a record, also one of another format."""
-    with file.open("rb") as lines:
-        first = next((line for line in lines if line.strip()), b"")
+    first = next((line for line in content_of(file).split(b"\n") if line.strip()), b"")
     try:
         content = json.loads(first)
     except (ValueError, RecursionError):
@@ -199,9 +199,9 @@ def _object(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]
     if missing is not None and not path.exists():
         return dict(missing)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        content = json_of(path)
+    except ValueError as error:
+        raise ValueError(f"{path.parent}: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a JSON object; it is a {type(content).__name__}")
     return content
@@ -209,7 +209,7 @@ def _object(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]
 
 def _lines(path: Path, left_out: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The objects of a file of JSON lines with their line numbers; a last line that broke off is left out."""
-    lines = path.read_bytes().split(b"\n")
+    lines = content_of(path).split(b"\n")
     for i, line in enumerate(lines):
         if not line.strip():
             continue

@@ -24,10 +24,16 @@ PLACES = (
 )
 GRADIENTS = ("d_out", "d_q", "d_k", "d_v")
 LAST = ("d_kv", "d_z", "d_log_decay")
-WORK = ("total", "total_back", "scan", "scan_back", "dropout", "feed", "feed_back", "attend", "attend_back")
-"""What it can be asked for."""
-FIELDS = len(SIZES) + TENSOR * len(TENSORS) + len(PLACES) + TENSOR * len(GRADIENTS) + len(LAST)
-"""Of a call: ``struct Call`` in ``call.h``, 8 bytes each."""
+WORK = {
+    **dict.fromkeys(("total", "total_back", "scan", "scan_back"), "call"),
+    "dropout": "drop",
+    **dict.fromkeys(("feed", "feed_back"), "feed"),
+    **dict.fromkeys(("attend", "attend_back"), "attend"),
+}
+"""What it can be asked for, and the struct in ``call.h`` that says of what."""
+CALL = len(SIZES) + TENSOR * len(TENSORS) + len(PLACES) + TENSOR * len(GRADIENTS) + len(LAST)
+FIELDS = {"call": CALL, "drop": 7, "feed": 19, "attend": CALL + 23}
+"""Of each struct, 8 bytes a field."""
 
 
 class Kernel:
@@ -35,18 +41,21 @@ class Kernel:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
-        for name in ("call_size", "block", "group"):
+        if not all(hasattr(self._library, name) for name in (*WORK, *(f"{struct}_size" for struct in FIELDS))):
+            raise OSError(f"{path.name} is of another version of the package: install it again")
+        for name in ("block", "group", *(f"{struct}_size" for struct in FIELDS)):
             getattr(self._library, name).restype = ctypes.c_int64
         for name in ("instruction_set", "in_use"):
             getattr(self._library, name).restype = ctypes.c_char_p
         self._library.instruction_set.argtypes = [ctypes.c_int64]
-        if self._library.call_size() != 8 * FIELDS or not all(hasattr(self._library, name) for name in WORK):
+        if any(getattr(self._library, f"{struct}_size")() != 8 * count for struct, count in FIELDS.items()):
             raise OSError(f"{path.name} is of another version of the package: install it again")
         self.block, self.group = self._library.block(), self._library.group()
 
     def __call__(self, name: str, fields: list[int]) -> None:
         """Do what ``name`` says with a call's fields. Other Python threads go on meanwhile."""
         call = array("q", fields)
+        assert len(call) == FIELDS[WORK[name]], name
         if not getattr(self._library, name)(ctypes.c_void_p(call.buffer_info()[0])):
             raise MemoryError("not enough memory for the buffers of linear attention")
 

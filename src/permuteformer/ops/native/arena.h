@@ -32,8 +32,9 @@ class Arena {
         const bool fits = kept.used + count <= kept.size;
 #endif
         if (!fits) {
-            kept.size = count;
-            kept.chunks.emplace_back(static_cast<char *>(::operator new(count, std::align_val_t(64))));
+            Chunk chunk(static_cast<char *>(::operator new(count, std::align_val_t(64))));
+            kept.chunks.push_back(std::move(chunk));
+            kept.size = count;  // now that it is there
             kept.used = 0;
             kept.all += count;
         }

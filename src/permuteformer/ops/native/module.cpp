@@ -289,6 +289,9 @@ int succeeds(Task task) {
 }  // namespace
 
 EXPORTED int64_t call_size() { return sizeof(Call); }
+EXPORTED int64_t drop_size() { return sizeof(Drop); }
+EXPORTED int64_t feed_size() { return sizeof(Feed); }
+EXPORTED int64_t attend_size() { return sizeof(Attend); }
 EXPORTED int64_t block() { return BLOCK; }
 EXPORTED int64_t group() { return GROUP; }
 

@@ -122,7 +122,7 @@ static void scan(const Call &call, int64_t b, int64_t h) {
         for (int64_t i = 0; i < n; i++) {
             const float total = powers.read(i) * dot(scan.fq + i * s.f_row, scan.z, s.mp) + sum_row(scan.p + i * scan.p_row, padded(i + 1));
             add_scaled(scan.o + i * s.v_row, carried + i * s.v_row, powers.read(i), s.dp);
-            scale(scan.o + i * s.v_row, 1 / divisor(call, total), s.dp);
+            divide(scan.o + i * s.v_row, divisor(call, total), s.dp);
             copy_row(scan.o + i * s.v_row, call.out.rows(b, h).at(t + i), s.d);
         }
         scan.write(powers, n);
@@ -157,8 +157,8 @@ static void step(const Call &call, int64_t b, int64_t h) {
         sum += q * z[i];
     }
     float *out = call.out.rows(b, h).x;
-    const float by = 1 / divisor(call, sum);
-    for (ptrdiff_t j = 0; j < s.d; j++) out[j] = o[j] * by;
+    const float by = divisor(call, sum);
+    for (ptrdiff_t j = 0; j < s.d; j++) out[j] = o[j] / by;
 }
 
 template <int MAP>
@@ -222,7 +222,7 @@ static void scan_back(const Call &call, int64_t b, int64_t h) {
             float d_total[BLOCK];
             for (int64_t i = 0; i < n; i++) {
                 const float total = powers.read(i) * dot(scan.fq + i * s.f_row, z, s.mp) + sum_row(scan.p + i * scan.p_row, padded(i + 1));
-                scale(dn + i * s.v_row, 1 / divisor(call, total), s.dp);
+                divide(dn + i * s.v_row, divisor(call, total), s.dp);
                 d_total[i] = d_divisor(call, total, walk.is_shown(t + i), dn + i * s.v_row, call.out.rows(b, h).at(t + i));
             }
             // Of the weights, before their decay.

@@ -2,6 +2,9 @@
 // cache, and nowhere else.
 #pragma once
 
+#include <cmath>
+#include <limits>
+
 #include "walk.h"
 
 namespace ISA {
@@ -22,6 +25,16 @@ static void blocks(int64_t begin, int64_t end, Each each) {
 }
 
 static inline float divisor(const Call &call, float total) { return call.normalize && total != 0 ? total : 1; }
+
+// x over a divisor. One over a number that is all but 0 is not finite, though x over it may be.
+static inline void divide(float *x, float by, ptrdiff_t n) {
+    if (std::abs(by) < std::numeric_limits<float>::min()) {
+        constexpr float LARGE = 18446744073709551616.0f;  // 2^64
+        scale(x, LARGE, n);
+        by *= LARGE;
+    }
+    scale(x, 1 / by, n);
+}
 
 // The gradient of the total, from an output and from d_n, its gradient over the divisor.
 static inline float d_divisor(const Call &call, float total, bool is_shown, const float *d_n, const float *out) {
@@ -85,7 +98,7 @@ struct Read : Head {
         fill<MAP, PLACE>(s, walk, turner, buffers.near, q, t, stop, f);
         multiply(n, s.dp, s.m, f, s.f_row, 1, s.rows(kv, s.dp), s.rows(o, s.v_row), NEW, std::move(ahead));
         for (int64_t i = 0; i < n; i++) {
-            scale(o + i * s.v_row, 1 / divisor(call, dot(f + i * s.f_row, z, s.mp)), s.dp);
+            divide(o + i * s.v_row, divisor(call, dot(f + i * s.f_row, z, s.mp)), s.dp);
             copy_row(o + i * s.v_row, out.at(t + i), s.d);
         }
     }
@@ -107,8 +120,8 @@ struct ReadBack : Head {
         fill<MAP, PLACE>(s, walk, turner, buffers.near, q, t, stop, f);
         fill_values(s, walk, d_out, t, stop, dn);
         for (int64_t i = 0; i < n; i++) {
-            const float total = dot(f + i * s.f_row, z, s.mp), by = 1 / divisor(call, total);
-            scale(dn + i * s.v_row, by, s.dp);
+            const float total = dot(f + i * s.f_row, z, s.mp);
+            divide(dn + i * s.v_row, divisor(call, total), s.dp);
             d_total[i] = d_divisor(call, total, walk.is_shown(t + i), dn + i * s.v_row, out.at(t + i));
         }
         multiply(n, s.mp, s.d, dn, s.v_row, 1, s.panels(kv_t, s.d), s.rows(df, s.f_row), NEW);

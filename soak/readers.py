@@ -71,7 +71,7 @@ def _many_readers(cache: Path, table: Path, rows: int, rng: random.Random, kille
 
 
 def _read(table: str, cache: str, delay: float, board: str, lives: float | None, answer: Connection) -> None:
-    """In a process of its own: all items, as one hash. Building is a change on the board; the first that builds ``lives`` so many seconds."""
+    """In a process of its own: all items, as one hash. Building is a change on the board; who builds first ``lives`` so many seconds."""
     os.environ |= {**SHARED, "PERMUTEFORMER_CACHE": cache}
     from permuteformer.tasks import prepare
     from permuteformer.tasks.classify import Classify
@@ -81,12 +81,13 @@ def _read(table: str, cache: str, delay: float, board: str, lives: float | None,
 
     def counted(*given: Any) -> None:
         there.change()
-        if lives is None or not _is_first(Path(f"{cache}-builder")):
-            return write(*given)
-        end = threading.Timer(lives, os.kill, (os.getpid(), KILL))
-        end.start()
+        end = threading.Timer(lives or 0, os.kill, (os.getpid(), KILL))
+        is_to_end = lives is not None and _is_first(Path(f"{cache}-builder"))
+        if is_to_end:
+            end.start()
         write(*given)
-        return end.join()
+        if is_to_end:
+            end.join()
 
     prepare._write = counted  # type: ignore[assignment]
     time.sleep(delay)
@@ -108,7 +109,7 @@ def _is_first(marker: Path) -> bool:
 
 
 def _two_runs(folder: Path, words: list[str], whole: Path, rng: random.Random, in_a_step: bool) -> dict[str, object]:
-    """Two commands for the same folder: the second comes while the first trains and is told so; or at any moment, and may find it finished."""
+    """Two commands for one folder: the second comes while the first trains, and is told so; or at any moment, and may find it finished."""
     folder.mkdir()
     board = Board(folder / "board")
     poison = functools.partial(watch, board=str(board.path), folder=str(folder))

@@ -158,6 +158,7 @@ def parse(words: list[str]) -> None:
         options = {word for word in rest[1:] if word.startswith("--")}
         place = ROOT / rest[1] / "__main__.py" if rest[0] == "-m" else ROOT / rest[0]
         source = place.read_text() if place.exists() else ""
+        assert place.exists() or not rest[0].endswith(".py"), f"{rest[0]} is not there"
         assert all(f'"{option}"' in source for option in options), f"{rest[0]} does not know all of {sorted(options)}"
     else:
         assert program in (".", "export"), f"{program} is no command that is known here"

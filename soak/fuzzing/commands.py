@@ -37,6 +37,10 @@ bench scaling --lengths 512,1024 --against performer --turns 2 --limit-seconds 1
 bench ops --dtype bfloat16
 inspect permuteformer-lm --length 100 --distance 10
 inspect run
+explain run --text words --answer a --output page.html
+explain run --file table.csv --item 3 --split test
+demo run --port 0 --no-browser
+info
 models lm --length 100
 convert run output --field 'pooling="mean"' --field hidden_size=8
 data list --data .
@@ -50,6 +54,7 @@ data show classify table.csv --count 2 --split train --seed 1 --output sheet.png
 
 LONG = (
     ("permuteformer.train.loop", "train"),
+    ("permuteformer.demo.server", "Server.__init__"),
     ("permuteformer.bench.run", "side_by_side"),
     ("permuteformer.bench.run", "by_length"),
     ("permuteformer.tasks.fetch", "fetch"),

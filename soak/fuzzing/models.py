@@ -11,13 +11,19 @@ from typing import Any
 import torch
 
 from permuteformer.experiments.base import Experiment, Measurement
-from permuteformer.models import ByteTokenizer, PermuteFormerConfig, PermuteFormerForSequenceClassification
+from permuteformer.models import (
+    ByteTokenizer,
+    PermuteFormerCache,
+    PermuteFormerConfig,
+    PermuteFormerForCausalLM,
+    PermuteFormerForSequenceClassification,
+)
 from permuteformer.models.loading import quietly
 from permuteformer.models.presets import PRESETS
 from permuteformer.models.tokenizer import word_tokenizer
 from permuteformer.train.saved import vocabulary
 from soak.fuzzing.judge import Target
-from soak.fuzzing.mutation import changed_bytes, changed_data, changed_json
+from soak.fuzzing.mutation import changed_data, changed_json, changed_safetensors
 
 TINY = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "num_labels": 2}
 
@@ -59,8 +65,7 @@ class Saved:
         self.files = {file.name: file.read_bytes() for file in self.whole.iterdir() if file.suffix in (".json", ".safetensors")}
         self.config = json.loads(self.files["config.json"])
         self.weights = self.files["model.safetensors"]
-        self.header_end = 8 + int.from_bytes(self.weights[:8], "little")
-        self.header = json.loads(self.weights[8 : self.header_end])
+        self.names = sorted(json.loads(self.weights[8 : 8 + int.from_bytes(self.weights[:8], "little")]))
 
     def attempt(self, random: Random) -> bool:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -70,9 +75,9 @@ class Saved:
         if kind < 0.25:
             files["config.json"] = changed_json(random, self.config)
         if kind > 0.2:
-            files["model.safetensors"] = self._weights(random)
+            files["model.safetensors"] = changed_safetensors(random, self.weights)
         if kind > 0.98:
-            index = {"metadata": {}, "weight_map": dict.fromkeys(self.header, "model.safetensors")}
+            index = {"metadata": {}, "weight_map": dict.fromkeys(self.names, "model.safetensors")}
             files["model.safetensors.index.json"] = changed_json(random, index)
             files[random.choice(("part.safetensors", "model.safetensors"))] = files.pop("model.safetensors")
         for name, content in files.items():
@@ -81,13 +86,28 @@ class Saved:
             PermuteFormerForSequenceClassification.from_pretrained(self.folder, local_files_only=True)
         return True
 
-    def _weights(self, random: Random) -> bytes:
-        if random.random() < 0.3:  # a header that says something else
-            header = json.dumps(changed_data(random, self.header)).encode("utf-8", "surrogatepass")
-            return len(header).to_bytes(8, "little") + header + self.weights[self.header_end :]
-        if random.random() < 0.95:
-            return changed_bytes(random, self.weights[: self.header_end]) + self.weights[self.header_end :]
-        return self.weights[: self.header_end] + changed_bytes(random, self.weights[self.header_end :])
+
+class States:
+    """A saved state of a model, changed; what is read is gone on from."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        self.file = folder / "state.safetensors"
+        self.models, self.states = [], []
+        for attention in ("linear", "softmax"):
+            config = PermuteFormerConfig(**TINY, causal=True, attention={"name": attention}, position=[])
+            self.models.append(PermuteFormerForCausalLM(config).eval())
+            with torch.no_grad():
+                self.models[-1](torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values.save(self.file)
+            self.states.append(self.file.read_bytes())
+
+    def attempt(self, random: Random) -> bool:
+        kind = random.randrange(2)
+        self.file.write_bytes(changed_safetensors(random, self.states[kind]))
+        cache = PermuteFormerCache.load(self.file)
+        with torch.no_grad():
+            self.models[kind](torch.tensor([[4]]), past_key_values=cache)
+        return True
 
 
 class Tokenizers:
@@ -120,4 +140,5 @@ TARGETS: dict[str, type[Target]] = {
     "experiments": Experiments,
     "from_pretrained": Saved,
     "tokenizers": Tokenizers,
+    "states": States,
 }

@@ -134,3 +134,14 @@ def changed_bytes(random: Random, whole: bytes, others: Sequence[bytes] = (), ch
         elif kind == 8 and random.random() < 0.3:
             del data[at:]
     return bytes(data)
+
+
+def changed_safetensors(random: Random, whole: bytes) -> bytes:
+    """A file of tensors, whose header says something else, or with a few places changed: mostly in the header."""
+    end = 8 + int.from_bytes(whole[:8], "little")
+    if random.random() < 0.3:
+        header = json.dumps(changed_data(random, json.loads(whole[8:end]))).encode("utf-8", "surrogatepass")
+        return len(header).to_bytes(8, "little") + header + whole[end:]
+    if random.random() < 0.95:
+        return changed_bytes(random, whole[:end]) + whole[end:]
+    return whole[:end] + changed_bytes(random, whole[end:])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
+import io
 import json
 import shutil
 from pathlib import Path
@@ -12,8 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from PIL import Image
 
+from permuteformer.demo import answers as demo_answers
+from permuteformer.demo import playground
+from permuteformer.demo.answers import Answers
 from permuteformer.experiments.base import Experiment
+from permuteformer.folders import parsed
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForSequenceClassification
 from permuteformer.report.content import Report, Section, report_of
 from permuteformer.report.groups import group
@@ -156,6 +164,56 @@ class RunFolders:
         return True
 
 
+class Requests:
+    """What is sent to the demo's page, of a model of texts and one of images; what would take long is cut off where it begins."""
+
+    BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/api/positions", {"features": 16, "permutation": "random", "seed": 1, "head": 0, "r": 0.9, "axes": 1, "alike": False}),
+        ("/api/predict", {"texts": ["some words"]}),
+        ("/api/explain", {"texts": ["some words", "others"]}),
+        ("/api/generate", {"prompt": "some", "tokens": 5, "temperature": 0.5, "seed": 1}),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        model = PermuteFormerForSequenceClassification(PermuteFormerConfig(**{**TINY, "vocab_size": 259})).eval()
+        saved._model = lambda *_: model
+        self.answers = []
+        image = {**EXPERIMENT, "task": {**EXPERIMENT["task"], "grid": [4, 4]}}
+        for name, content in {"text": EXPERIMENT, "image": image}.items():
+            (folder / name / "model").mkdir(parents=True)
+            (folder / name / "experiment.json").write_text(json.dumps(content))
+            self.answers.append(Answers(saved.load(folder / name, device="cpu")))
+        self.answers[1].routes["/api/generate"] = self.answers[1].generate
+        picture = io.BytesIO()
+        Image.new("L", (4, 4)).save(picture, "PNG")
+        self.bodies = [*self.BODIES, ("/api/predict", {"image": base64.b64encode(picture.getvalue()).decode()})]
+        for module, names in {playground: ("look",), demo_answers: ("explain", "generate", "probabilities")}.items():
+            for name in names:
+                setattr(module, name, _cut)
+
+    def attempt(self, random: Random) -> bool:
+        path, body = random.choice(self.bodies)
+        text = changed_json(random, body)
+        answers = random.choice(self.answers)
+        if path not in answers.routes:
+            path = "/api/positions"
+        content = parsed(text, "the request")
+        if not isinstance(content, dict):
+            raise ValueError("the request is no object, which the server says")
+        with contextlib.suppress(Cut):
+            answers.routes[path](content)
+        return True
+
+
+class Cut(Exception):
+    """Where long work would begin."""
+
+
+def _cut(*arguments: Any, **options: Any) -> Any:
+    raise Cut
+
+
 class Checkpoints:
     """A checkpoint whose files are changed, their sums with them or not; then it is put in place, or refused."""
 
@@ -232,6 +290,7 @@ class PreparedData:
 TARGETS: dict[str, type[Target]] = {
     "reports": Reports,
     "run folders": RunFolders,
+    "requests of the demo": Requests,
     "checkpoints": Checkpoints,
     "prepared data": PreparedData,
 }

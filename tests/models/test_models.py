@@ -228,7 +228,12 @@ def test_a_file_that_is_no_state_is_refused(tmp_path):
     tensors = cache.state_dict()
     lacking = {name: x for name, x in tensors.items() if not name.endswith(".z")}
     unplaced = {name: x for name, x in tensors.items() if name != "0.next_position"}
-    for wrong in (b"", whole[:-1], save({"weight": torch.ones(3)}), save({"seen": torch.tensor(9)}), save(lacking), save(unplaced)):
+    name = "0.LinearState.kv"
+    changed = [
+        {**tensors, **more} for more in ({name: tensors[name][0]}, {name: tensors[name].long()}, {"0.next_position": torch.zeros(3).long()})
+    ]
+    others = (save({"weight": torch.ones(3)}), save({"seen": torch.tensor(9)}), save(lacking), save(unplaced), *map(save, changed))
+    for wrong in (b"", whole[:-1], *others):
         (tmp_path / "wrong").write_bytes(wrong)
         with pytest.raises(ValueError, match=r"wrong does not hold the state of a model, as PermuteFormerCache\.save writes it: "):
             PermuteFormerCache.load(tmp_path / "wrong")

@@ -16,15 +16,12 @@ BACKWARD = 2
 """Work of a backward pass, in forward passes: a product for the gradient of each factor."""
 
 
-def subject_of(model: nn.Module, prepared: Prepared, forward_flops: float | None = None, fused_adam: bool = False) -> Subject:
-    """A model that does what was measured: a step of training (forward, backward, an update by Adam), or a forward pass.
-
-    ``fused_adam``: by torch's fused Adam, which ``permuteformer train`` uses; else by its default one, as others have it.
-    """
+def subject_of(model: nn.Module, prepared: Prepared, forward_flops: float | None = None) -> Subject:
+    """A model that does what was measured: a step of training (forward, backward, an update by Adam), or a forward pass."""
     measurement = prepared.measurement
     training = measurement.kind == "training"
     return Subject(
-        _training(model, prepared.arguments, fused_adam) if training else _inference(model, prepared.arguments),
+        _training(model, prepared.arguments) if training else _inference(model, prepared.arguments),
         parameters=sum(p.numel() for p in model.parameters()),
         flops=None if forward_flops is None else work(measurement.kind, forward_flops),
         calls_per_epoch=None if measurement.items is None else math.ceil(measurement.items / measurement.batch_size),
@@ -36,9 +33,9 @@ def work(kind: str, forward: float) -> float:
     return forward * (1 + BACKWARD if kind == "training" else 1)
 
 
-def _training(model: nn.Module, arguments: Mapping[str, Any], fused_adam: bool) -> Callable[[], None]:
+def _training(model: nn.Module, arguments: Mapping[str, Any]) -> Callable[[], None]:
     model.train()
-    optimizer = torch.optim.Adam(model.parameters(), fused=fused_adam)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)  # which is what trains models here, and the best of torch for all
 
     def step() -> None:
         model(**arguments).loss.backward()

@@ -17,11 +17,28 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from permuteformer.attention import KVState
 from permuteformer.folders import content_of, write_whole
 from permuteformer.ops.state import LinearState
+from permuteformer.texts import printable
 
 State = LinearState | KVState
 
 MOST_BYTES = 4 << 30
 """Of a saved state, which is small: it does not grow with the text."""
+
+SHAPES = {
+    "seen": "layers",
+    "kv": "b h m v",
+    "z": "b h m",
+    "next_position": "b",
+    "segment": "b",
+    "k": "b h s m",
+    "v": "b h s v",
+    "positions": "b s a",
+    "key_mask": "b s",
+    "segments": "b s",
+    "after": "b",
+    "last_segment": "b",
+}
+"""Of the tensors of a layer's state."""
 
 
 class StateLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -116,6 +133,7 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
         """The cache that ``state_dict`` was taken of."""
         if "seen" not in tensors:
             raise ValueError(f"these are not the tensors of a state: 'seen' is not among {sorted(tensors)[:5]}; save cache.state_dict()")
+        _check({"seen": tensors["seen"]})
         cache = cls(len(tensors["seen"]))
         kinds = {kind.__name__: kind for kind in (LinearState, KVState)}
         for n, (layer, seen) in enumerate(zip(cache.layers, tensors["seen"].tolist(), strict=True)):
@@ -123,8 +141,10 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
                 prefix = f"{n}.{name}."
                 parts = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
                 if parts:
-                    layer.store(kind(**parts), tensors[f"{n}.next_position"], seen)
-                    layer.last_segment = tensors.get(f"{n}.last_segment")
+                    state, after, segment = kind(**parts), tensors[f"{n}.next_position"], tensors.get(f"{n}.last_segment")
+                    _check({**state._asdict(), "after": after, "last_segment": segment})
+                    layer.store(state, after, seen)
+                    layer.last_segment = segment
         return cache
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -138,7 +158,20 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
             tensors = load(content_of(Path(path), MOST_BYTES))
             return cls.from_state_dict({name: x if name == "seen" else x.to(device) for name, x in tensors.items()})
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not hold the state of a model, as PermuteFormerCache.save writes it: {error}") from None
+            why = printable(str(error))
+            raise ValueError(f"{path} does not hold the state of a model, as PermuteFormerCache.save writes it: {why}") from None
+
+
+def _check(parts: dict[str, Tensor | None]) -> None:
+    """Raise unless tensors of a state are of the types and shapes that they must have, and go together."""
+    sizes: dict[str, int] = {}
+    for name, x in parts.items():
+        if x is None:
+            continue
+        wanted, dtype = SHAPES[name].split(), torch.bool if name == "key_mask" else None if name in ("kv", "z", "k", "v") else torch.int64
+        is_right = x.is_floating_point() if dtype is None else x.dtype == dtype
+        if not is_right or x.dim() != len(wanted) or any(sizes.setdefault(size, n) != n for size, n in zip(wanted, x.shape, strict=True)):
+            raise ValueError(f"{name} must be {SHAPES[name]}, of {dtype or 'floating point'}; it is {x.dtype} of shape {tuple(x.shape)}")
 
 
 def _flatten(cache: PermuteFormerCache) -> tuple[list[Any], None]:

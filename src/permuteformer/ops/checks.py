@@ -127,7 +127,7 @@ def can_look_at(tensor: Tensor) -> bool:
 
 def is_looked_through() -> bool:
     """Whether every operation must be one of torch's own: a compiler, a tracer, ``torch.func`` or forward-mode follows them."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or is_transformed()
 
 
 def is_transformed() -> bool:

@@ -52,7 +52,7 @@ class Rotation(NamedTuple):
 
     def to(self, device: torch.device) -> Rotation:
         """The same on another device."""
-        return Rotation(*(x.to(device) for x in self[:3]), self.axes)
+        return Rotation(self.cycles.to(device), self.of_feature.to(device), self.of_head.to(device), self.axes)
 
     def check(self, heads: int, features: int, *positions: Tensor | None) -> None:
         """Raise unless it is one of so many heads and features, and positions have its axes; ``None`` are counted, on one axis."""

@@ -19,4 +19,4 @@ def make(device: str, **fields: Any) -> Subject:
     if measurement.kind == "inference" and prepared.kind == "lm":
         model.config.use_cache = False  # nothing is to follow
     tokens = measurement.length * measurement.batch_size * (2 if prepared.kind == "match" else 1)
-    return subject_of(model, prepared, summarize(prepared.config, measurement.length).flops_per_token * tokens, fused_adam=True)
+    return subject_of(model, prepared, summarize(prepared.config, measurement.length).flops_per_token * tokens)

@@ -147,3 +147,18 @@ def test_every_command_has_help(command):
     output = run(command, "--help")
     assert "Usage:" in output
     assert len(output) > 300
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bench ops --lengths 512", "lengths and limit-seconds are for scaling; ops has its own cases"),
+        ("bench train --limit-seconds 3", "lengths and limit-seconds are for scaling"),
+        ("bench scaling --dtype bfloat16", "dtype for ops; scaling has models of one task"),
+        ("bench scaling --tasks image", "tasks are for train and latency"),
+    ],
+)
+def test_options_of_other_sweeps_are_refused(words, said):
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())

@@ -675,3 +675,12 @@ torch.testing.assert_close(model(rest["ids"], past_key_values=cache).logits, res
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_positions_alike_for_all_rows_go_on():
+    model, ids = model_of("permuteformer-lm"), ids_of(3, 9)
+    positions = torch.arange(9).view(1, 9)
+    cache = model(ids[:, :6], position_ids=positions[:, :6], use_cache=True).past_key_values
+    more = model(ids[:, 6:], past_key_values=cache, use_cache=True)
+    checks.assert_close(more.logits, model(ids).logits[:, 6:])
+    assert more.past_key_values.layers[0].next_position.tolist() == [9, 9, 9]

@@ -1,4 +1,5 @@
 import tarfile
+import zipfile
 from collections import Counter
 
 import numpy as np
@@ -314,3 +315,27 @@ def test_tsv_has_no_quotes(tmp_path):
     with pytest.raises(ValueError, match=r"line 3: .*in TSV a quote is a letter: if fields are quoted, name the file \.csv"):
         Classify(str(path)).prepare()
     assert Classify(str(path), skip_bad=True).items("train")[0]["value"] == b'"Hello," he said'
+
+
+def test_which_file_is_which_split_is_another_entry_of_the_cache(tmp_path):
+    """Else rows of a test would be trained on by who has looked at the folder before."""
+    write(tmp_path / "a.csv", ROWS[:60])
+    write(tmp_path / "b.csv", ROWS[60:])
+    ways = [
+        {"path": str(tmp_path)},
+        *({"path": str(tmp_path / "a.csv"), split: str(tmp_path / "b.csv")} for split in ("test", "validation")),
+    ]
+    tasks = [Classify(**way) for way in ways]
+    assert len({task.prepare().folder for task in tasks}) == 3
+    tested = {bytes(item["value"]) for item in tasks[1].dataset("test")}
+    assert tested == {row["text"].encode() for row in ROWS[60:]}
+
+
+def test_what_a_mac_puts_into_an_archive_is_no_image(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for n in range(20):
+            archive.writestr(f"{'cat' if n % 2 else 'dog'}/{n}.png", picture(n))
+            archive.writestr(f"__MACOSX/{'cat' if n % 2 else 'dog'}/._{n}.png", b"of a Mac")
+    task = Images(str(tmp_path / "a.zip"), size=4)
+    assert sum(len(task.dataset(split)) for split in ("train", "validation", "test")) == 20
+    assert sorted(task.labels) == ["cat", "dog"]

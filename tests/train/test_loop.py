@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from small_data import ROWS, write
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from train_processes import SHARED, Command, digits, fail, text, tiny
 
@@ -342,3 +343,11 @@ def test_a_terminal_of_80_columns(tmp_path):
 
 def test_quiet(tmp_path):
     assert Command(*digits(steps=2, quiet=True), output=tmp_path / "run").succeed().text == ""
+
+
+def test_one_label_is_refused(tmp_path):
+    table = tmp_path / "table.csv"
+    write(table, [{**row, "label": "all"} for row in ROWS])
+    with pytest.raises(ValueError, match="classify has one label, 'all': training needs two or more"):
+        train(Experiment(task="classify", model="permuteformer-text", task_options={"path": str(table)}, steps=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

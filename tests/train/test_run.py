@@ -10,7 +10,7 @@ from train_processes import tiny
 import permuteformer
 from permuteformer.folders import read_json
 from permuteformer.train.environment import environment, resumed, without_folders
-from permuteformer.train.run import Run, finished, read_run
+from permuteformer.train.run import Run, check_folder, finished, read_run
 
 ABOUT = {"cell": None, "task": {"name": "digits"}, "config": {}}
 
@@ -175,3 +175,11 @@ def test_environment_of_a_run_that_went_on():
         "started": "c",
         "versions": {"torch": "2"},
     }
+
+
+def test_how_much_is_computed_at_a_time_is_not_another_experiment(tmp_path):
+    with Run(tmp_path / "run", tiny(steps=6), ABOUT):
+        pass
+    check_folder(tmp_path / "run", tiny(steps=6, micro_batch_size=2))
+    with pytest.raises(ValueError, match="precision is 'float32' there and 'bfloat16' here"):
+        check_folder(tmp_path / "run", tiny(steps=6, precision="bfloat16"))

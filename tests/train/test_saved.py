@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from small_data import ROWS, listops, picture, write
 
 import permuteformer
+from permuteformer.models import ByteTokenizer
 from permuteformer.tasks import NotReady, Task
 from permuteformer.tasks.base import TASKS, Classification
 from permuteformer.tasks.digits import Digits
@@ -252,3 +253,17 @@ def test_words_of_another_model_are_refused(words_run):
 def test_devices_that_are_not_there(text_run, device):
     with pytest.raises(ValueError, match="device must be one that"):
         load(text_run, device=device)
+
+
+def test_data_whose_labels_are_others_is_not_evaluated(make_run, tmp_path):
+    write(tmp_path / "table.csv", ROWS)
+    run = make_run("classify", "permuteformer-text", {"path": str(tmp_path / "table.csv"), "max_length": 64})
+    assert len(load(run).same_task.dataset("test")) > 0
+    write(tmp_path / "table.csv", [{**row, "label": row["label"] + "!"} for row in ROWS])
+    with pytest.raises(ValueError, match="has changed: it has the labels bad!, good!, ugly!, and the model bad, good, ugly; bring back"):
+        _ = load(run).same_task
+
+
+def test_a_model_of_bytes_begins_texts_as_its_tokenizer_does(bytes_run, words_run):
+    assert load(bytes_run).model.config.bos_token_id == ByteTokenizer().bos_token_id == 1
+    assert load(words_run).model.config.bos_token_id == 2

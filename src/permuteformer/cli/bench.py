@@ -17,6 +17,9 @@ from rich.text import Text
 from permuteformer.cli.terminal import console, errors_in_words, say, separate
 from permuteformer.terminal import described
 
+LIMIT = 20.0
+"""Seconds of a call of scaling."""
+
 if TYPE_CHECKING:
     from permuteformer.report.benches import Numbers
 
@@ -34,7 +37,7 @@ def bench(
     ] = None,
     lengths: Annotated[list[str] | None, typer.Option(help="scaling: lengths; 512 to 1,048,576 unless told.")] = None,
     turns: Annotated[int, typer.Option(help="Turns of every case; the best call counts.", min=1)] = 9,
-    limit_seconds: Annotated[float, typer.Option(help="scaling: a curve ends before a call that would take longer.")] = 20.0,
+    limit_seconds: Annotated[float, typer.Option(help="scaling: a curve ends before a call that would take longer.")] = LIMIT,
     threads: Annotated[int | None, typer.Option(help="Threads of the CPU; torch decides unless told.", min=1)] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
     dtype: Annotated[str, typer.Option(help="ops: float32, bfloat16 or float16.")] = "float32",
@@ -54,6 +57,10 @@ def bench(
     with errors_in_words():
         if sweep not in SWEEPS:
             raise ValueError(unknown("sweep", sweep, SWEEPS))
+        if sweep != "scaling" and (lengths or limit_seconds != LIMIT):
+            raise ValueError(f"lengths and limit-seconds are for scaling; {sweep} has its own cases")
+        if sweep == "scaling" and (tasks or dtype != "float32"):
+            raise ValueError("tasks are for train and latency, and dtype for ops; scaling has models of one task, in float32")
         how: dict[str, Any] = {"threads": threads, "device": device}
         columns = (described(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:

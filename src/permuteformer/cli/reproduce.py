@@ -76,7 +76,8 @@ def reproduce(
 
     with errors_in_words():
         settings = {"micro_batch_size": micro_batch_size, "precision": precision}
-        plan = _plan(PLANS, preset).changed({name: value for name, value in settings.items() if value is not None})
+        usual = _plan(PLANS, preset)
+        plan = usual.changed({name: value for name, value in settings.items() if value is not None})
         wanted = [*(table or []), *(["figure2"] if figure else [])]
         folder = output or Path("runs") / preset
         cells = plan.cells(wanted, separate(rows), separate(tasks), seeds)
@@ -86,10 +87,11 @@ def reproduce(
             _show_plan(todo, _at_once(jobs), place)
             return
         _check_data(todo, place)
-        _run(todo, plan, folder, _at_once(jobs), place)
+        _run(todo, [plan, usual], folder, _at_once(jobs), place)
 
 
-def _run(todo: list[Job], plan: Plan, folder: Path, at_once: int, data: str | None) -> None:
+def _run(todo: list[Job], plans: list[Plan], folder: Path, at_once: int, data: str | None) -> None:
+    """Run jobs, and collect all that is there of any of the plans, which differ in settings: not this call's part of it alone."""
     from permuteformer.experiments.layout import RESULTS
     from permuteformer.report import print_tables, write_report
     from permuteformer.reproduce.collect import collect
@@ -97,22 +99,27 @@ def _run(todo: list[Job], plan: Plan, folder: Path, at_once: int, data: str | No
     from permuteformer.reproduce.run import Interrupted, run
     from permuteformer.train.environment import without_folders
 
+    def there() -> list[Job]:
+        ways = zip(*(all_jobs(plan, folder) for plan in plans), strict=True)
+        return [next((job for job in same if job.result), same[0]) for same in ways]
+
     folder.mkdir(parents=True, exist_ok=True)
+    name = plans[0].name
     command = shlex.join(["permuteformer", *map(without_folders, sys.argv[1:])])
     try:
-        failures = run(todo, preset=plan.name, command=command, at_once=at_once, data=data, console=console)
+        failures = run(todo, preset=name, command=command, at_once=at_once, data=data, console=console)
     except Interrupted:
-        collect(all_jobs(plan, folder), folder, plan.name, command)
+        collect(there(), folder, name, command)
         say("interrupted; what was under way is saved, and the same command goes on")
         raise typer.Exit(130) from None
-    if collect(all_jobs(plan, folder), folder, plan.name, command):  # all that is there, not this call's part of it alone
+    if collect(there(), folder, name, command):
         made = write_report([folder / RESULTS], folder / "report")
         print_tables(made.tables, console)
         for sentence in made.left_out:
             say(sentence, style="yellow")
         say(f"{made.summary} The report, to open in a browser: {folder / 'report' / 'index.html'}")
-    for name, message in failures.items():
-        say(f"{name} failed: {message}", style="red")
+    for failed, message in failures.items():
+        say(f"{failed} failed: {message}", style="red")
     if failures:
         raise typer.Exit(1)
 

@@ -118,7 +118,7 @@ def evaluate(
 
     with errors_in_words(*_errors()):
         trained = load(run, None if data is None else str(data))
-        count = len(chosen(len(trained.task.dataset(split)), items))
+        count = len(chosen(len(trained.same_task.dataset(split)), items))
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task(split, total=count)
             metrics = run_evaluation(
@@ -176,8 +176,11 @@ def _how(
 
 def _run(experiment: Experiment, folder: Path, how: How, cell: Mapping[str, Any] | None = None) -> None:
     from permuteformer.bench.apart import ran_out_of_memory
+    from permuteformer.experiments.layout import RESULT
+    from permuteformer.folders import read_json
     from permuteformer.train.loop import train as run
 
+    was_finished = read_json(folder / RESULT).get("status") == "finished"
     try:
         result = run(experiment, folder, how, cell)
     except (RuntimeError, MemoryError) as error:
@@ -190,6 +193,8 @@ def _run(experiment: Experiment, folder: Path, how: How, cell: Mapping[str, Any]
     if result["status"] == "interrupted":
         say(f"stopped after step {result['step']:,}; go on with: permuteformer resume {folder}")
         raise typer.Exit(128 + result["signal"])
+    if was_finished:
+        say(f"{folder} was finished before, and nothing was run: to train anew, choose another folder with --output, or delete this one")
     if not how.quiet:
         say(f"{result['metric']} on the test split: {result['value']:.4f} (best validation at step {result['best_step']:,})")
         say(f"run folder: {folder}; the model: {folder / 'model'}")

@@ -126,11 +126,12 @@ def generate(
 
 def read_text(path: Path) -> str:
     """The text of a file, with lines that end as in training."""
+    from permuteformer.folders import content_of
     from permuteformer.tasks.readers.unpacking import check_file
 
     check_file(path)
     try:
-        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        return content_of(path).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start:,}): save it as UTF-8") from None
 

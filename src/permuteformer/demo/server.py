@@ -144,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the page is being closed", AGAIN)
         except (ValueError, TypeError) as error:  # sentences of the library
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-        except OSError:
+        except (ConnectionError, TimeoutError):
             self.close_connection = True  # nobody listens any more
         except Exception as error:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"this went wrong, and should not have: {type(error).__name__}")

@@ -15,6 +15,20 @@ MEASURED = ("training", "inference")
 """What a measurement may be of: a step with its update, or a batch forwards."""
 
 
+AT_A_TIME = "micro_batch_size"
+"""What does not make another experiment of one: how much of a batch is computed at a time."""
+
+
+def differing(there: Any, wanted: Mapping[str, Any]) -> list[str]:
+    """In which fields what a file says of an experiment or measurement is not the one that is wanted.
+
+    >>> differing({"steps": 3, "micro_batch_size": 4}, {"steps": 5, "micro_batch_size": None})
+    ['steps']
+    """
+    there, wanted = there if isinstance(there, dict) else {}, json.loads(json.dumps(wanted))
+    return [name for name in sorted({*there, *wanted} - {AT_A_TIME}) if there.get(name) != wanted.get(name)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One training run. Everything that decides its result stands here; where its data and its folder are does not."""

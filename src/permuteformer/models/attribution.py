@@ -70,7 +70,7 @@ class Question:
         count = model.config.vocab_size if isinstance(model, PermuteFormerForCausalLM) else model.config.num_labels
         self.answers = torch.arange(count) if allowed is None else allowed
         """Numbers of those that count."""
-        self.probabilities: Tensor = self._logits(self.tokens.unsqueeze(0))[0].detach().double().cpu().softmax(-1)
+        self.probabilities: Tensor = self._logits(self.tokens.unsqueeze(0))[0].detach().cpu().double().softmax(-1)
         """Of ``answers``, float64."""
         self._place = int(self.probabilities.argmax()) if answer is None else self._place_of(answer)
 
@@ -180,7 +180,7 @@ def without_spans(question: Question, spans: Sequence[Tensor], progress: Progres
         rows = question.tokens.repeat(len(some), 1, 1)
         for row, span in zip(rows, some, strict=True):
             row[span] = question.blank[span]
-        found += [whole - value for value in question.log_odds(rows).double().tolist()]
+        found += [whole - value for value in question.log_odds(rows).cpu().double().tolist()]
         if progress is not None:
             progress(len(some))
     return found
@@ -197,7 +197,7 @@ def _between(question: Question, shares: Sequence[float]) -> Tensor:
 def _at(question: Question, shares: Sequence[float]) -> list[float]:
     answers: list[float] = []
     for first in range(0, len(shares), question.rows):
-        answers += question.log_odds(_between(question, shares[first : first + question.rows])).double().tolist()
+        answers += question.log_odds(_between(question, shares[first : first + question.rows])).cpu().double().tolist()
     return answers
 
 
@@ -211,8 +211,8 @@ def _shares(question: Question, pieces: Sequence[tuple[float, float]], progress:
         embeddings = _between(question, places[some]).requires_grad_()
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(question.log_odds(embeddings).sum(), embeddings)
-        along = (gradient.double() * (question.tokens - question.blank).double()).sum(-1)  # b l
-        shares += list(along.cpu() * torch.tensor(weights[some], dtype=torch.float64)[:, None])
+        along = (gradient.cpu().double() * (question.tokens - question.blank).cpu().double()).sum(-1)  # b l
+        shares += list(along * torch.tensor(weights[some], dtype=torch.float64)[:, None])
         if progress is not None:
             progress(len(along))
     for first in range(0, len(shares), len(NODES)):

@@ -44,6 +44,12 @@ class Given:
     reach: list[int] | None = None
     """How far tokens are apart on each axis, once a layer has looked."""
 
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Given:
+        """The same on another device: accelerate asks for it where layers are on several."""
+        given = (self.positions, self.key_mask, self.segments)
+        positions, key_mask, segments = (None if x is None else x.to(device, non_blocking=non_blocking) for x in given)
+        return Given(positions, key_mask, segments, self.by_kernel, self.reach)
+
 
 class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
     """x + attention(norm(x)), then x + feed-forward(norm(x))."""
@@ -222,7 +228,7 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         x = self.embed(input_ids, inputs_embeds, positions)
         # Relative encodings do not ask where counting starts; without positions a layer counts by itself, which is faster.
         given = Given(positions if position_ids is not None else None, key_mask, segment_ids, fused.is_wanted())
-        after = None if cache is None else self._next_position(cache.layers[0].next_position, positions, key_mask)
+        after = None if cache is None else self._next_position(cache.layers[0].next_position, positions.expand(batch, -1, -1), key_mask)
         hidden_states: list[Tensor] = []
         keeps = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         for n, block in enumerate(self.layers):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from permuteformer.experiments import Cell, Experiment, Plan
+from permuteformer.experiments.base import differing
 from permuteformer.experiments.layout import EXPERIMENT, METRICS, RESULT
 from permuteformer.folders import read_json
 
@@ -61,7 +62,7 @@ class Job:
 
     def _is_this_work(self) -> bool:
         there = read_json(self.path / EXPERIMENT).get("experiment") if self.is_training else read_json(self.path).get("measurement")
-        return bool(there == json.loads(json.dumps(self.cell.work.to_json())))
+        return not differing(there, self.cell.work.to_json())
 
 
 def jobs_of(cells: Iterable[Cell], folder: Path) -> list[Job]:

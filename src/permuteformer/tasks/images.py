@@ -62,7 +62,7 @@ class Images(OwnClassification):
         names: list[str] = []
 
         def note(name: str) -> bool:
-            if _is_image(name):
+            if is_image(name):
                 names.append(name)
             return False
 
@@ -72,7 +72,7 @@ class Images(OwnClassification):
         if labels and all(label.lower() in SPLIT_NAMES for label in labels):
             raise ValueError(f"{self.path} has folders of splits ({', '.join(labels)}) with images in them, but no folders of classes")
         told = Told(frozenset(split for name in names if (split := _split(name))), tuple(labels))
-        return self.deal((self._item(*member) for member in members(self.path, problems, wanted=_is_image)), problems, told)
+        return self.deal((self._item(*member) for member in members(self.path, problems, wanted=is_image)), problems, told)
 
     def _item(self, name: str, data: bytes) -> Item | BadItem:
         label = _label(name)
@@ -85,8 +85,13 @@ class Images(OwnClassification):
         return Item(self.path / name, None, _split(name), label, {"value": image.tobytes()})
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(ENDINGS)
+def is_image(name: str) -> bool:
+    """Whether a member of a folder or archive is an image, by its ending; nothing hidden, such as Macs put into zip archives.
+
+    >>> is_image("cat/1.PNG"), is_image("__MACOSX/cat/._1.png")
+    (True, False)
+    """
+    return name.lower().endswith(ENDINGS) and not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
 
 
 def _label(name: str) -> str | None:

@@ -101,4 +101,4 @@ def _pictures(path: Path, problems: Problems) -> Iterator[tuple[str, Row]]:
         except ValueError as error:
             problems.add(BadItem(path / name, None, str(error)))
             continue
-        yield match[1], {"value": image.tobytes(), "label": LABELS.index(match[2].lower())}
+        yield match[1].lower(), {"value": image.tobytes(), "label": LABELS.index(match[2].lower())}

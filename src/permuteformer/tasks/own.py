@@ -150,7 +150,7 @@ class OwnTable(OwnClassification):
                     raise ValueError(f"{path} {unknown('column', column, names)}; all tables must have the columns of the first")
 
     def recipe(self) -> dict[str, Any]:
-        return {**super().recipe(), "columns": [self.label, self.split, self.id]}
+        return {**super().recipe(), "columns": [self.label, self.split, self.id], "splits": [split for split, _ in self.files]}
 
     def choices(self) -> dict[str, str]:
         given = sorted({split for split, _ in self.files if split})

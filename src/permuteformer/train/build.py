@@ -18,6 +18,7 @@ from permuteformer.models import (
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
 from permuteformer.registry import unknown
 from permuteformer.tasks import TASKS, Batch, Task
+from permuteformer.tokens import PAPER
 
 
 class Shape(Protocol):
@@ -75,6 +76,8 @@ def build_config(preset: str, overrides: Mapping[str, Any], task: Shape) -> Perm
         fields |= {"num_labels": len(names), "id2label": names, "label2id": {name: n for n, name in names.items()}}
         if len(names) > 1:  # else transformers sets it at the first loss, and a run that goes on from its last step has none
             fields["problem_type"] = "single_label_classification"
+    elif getattr(task, "unit", None) == "bytes":
+        fields["bos_token_id"] = PAPER.cls  # as the tokenizer of bytes has it; that of words has the preset's
     fields |= copy.deepcopy(dict(overrides))
     if task.grid is None and fields.get("axes", 1) > 1 and "axes" not in overrides:
         fields["axes"] = 1  # a preset of images, given a text

@@ -39,7 +39,7 @@ def evaluate(
     order of the batches, without rounding in between, so that the number of processes does not show. Where ``interrupted`` becomes true on
     one of them, all raise ``Interrupted``.
     """
-    accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())
+    accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
     place = place or Place(accelerator.process_index, accelerator.num_processes)
     was_training = model.training
     model.eval()

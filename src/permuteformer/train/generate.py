@@ -134,7 +134,7 @@ class Generation(Iterator[str]):
         """The logits after further tokens, float64 in the memory of the computer."""
         model = self._trained.model
         out = model(input_ids=ids.to(model.device).unsqueeze(0), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        logits: Tensor = out.logits[0, -1].double().cpu()
+        logits: Tensor = out.logits[0, -1].cpu().double()
         return logits
 
 

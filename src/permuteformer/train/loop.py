@@ -96,6 +96,8 @@ def _check(experiment: Experiment, task: Task, config: PermuteFormerConfig, how:
     if how.sequence_parallel > 1:
         with torch.device("meta"):
             config.build_layer(0).attention.check_spread()
+    if task.kind != "lm" and len(task.labels) < 2:
+        raise ValueError(f"{task.name} has one label, {''.join(map(repr, task.labels))}: training needs two or more to tell apart")
     for split in SPLITS:
         if not len(task.dataset(split)):
             raise ValueError(f"the {split} split of {task.name} is empty: training needs {', '.join(SPLITS)}")

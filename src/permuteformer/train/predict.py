@@ -74,7 +74,7 @@ def _predicted(trained: Trained, items: Iterator[Unlabelled], batch_size: int, p
 def probabilities(trained: Trained, items: list[Unlabelled]) -> Tensor:
     """Of all labels, for each item: ``b n`` float64."""
     batch = batch_of(trained, items).to(trained.model.device)
-    logits: Tensor = trained.model(**inputs(batch, trained.model.config, trained.kind)).logits.double().cpu()
+    logits: Tensor = trained.model(**inputs(batch, trained.model.config, trained.kind)).logits.cpu().double()
     for item, row in zip(items, logits, strict=True):
         if not row.isfinite().all():
             raise ValueError(

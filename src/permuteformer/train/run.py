@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 import permuteformer
-from permuteformer.experiments.base import Experiment
+from permuteformer.experiments.base import Experiment, differing
 from permuteformer.experiments.layout import CHECKPOINTS, ENVIRONMENT, EXPERIMENT, FORMAT, LOG, METRICS, RESULT
 from permuteformer.folders import flush, read_json, write_json
 from permuteformer.texts import for_terminal, printable
@@ -115,13 +115,10 @@ def check_folder(path: Path, experiment: Experiment) -> None:
     if not (path / EXPERIMENT).exists():
         raise FileExistsError(f"{path} is there and is no run folder: choose another one with --output")
     content = read_run(path)
-    there, wanted = content.get("experiment"), json.loads(json.dumps(experiment.to_json()))
-    there = there if isinstance(there, dict) else {}
-    differing = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
-    if differing:
-        words = "; ".join(
-            f"{printable(name)} is {there.get(name)!r:.200} there and {wanted.get(name)!r:.200} here" for name in differing[:5]
-        )
+    there, wanted = content.get("experiment"), experiment.to_json()
+    if wrong := differing(there, wanted):
+        there = there if isinstance(there, dict) else {}
+        words = "; ".join(f"{printable(name)} is {there.get(name)!r:.200} there and {wanted.get(name)!r:.200} here" for name in wrong[:5])
         raise ValueError(f"{path} is of another experiment: {words}. Choose another folder with --output")
 
 

@@ -62,6 +62,17 @@ class Trained:
         return build_task(self.experiment.task, self.experiment.task_options, self.data)
 
     @cached_property
+    def same_task(self) -> Task:
+        """The task, whose labels or words must still be those that the model was trained on: numbers would mean others."""
+        task = self.task
+        if self.kind != "lm" and list(task.labels) != list(self.labels):
+            wrong = f"labels {', '.join(map(printable, task.labels[:5]))}, and the model {', '.join(map(printable, self.labels[:5]))}"
+            raise ValueError(f"the data of {self.folder} has changed: it has the {wrong}; bring back the data, or train anew")
+        if self.kind == "lm" and self.unit == "words" and getattr(task, "vocabulary", self.words) != self.words:
+            raise ValueError(f"the data of {self.folder} has changed: its words are not the model's; bring back the data, or train anew")
+        return task
+
+    @cached_property
     def input(self) -> Input:
         """How values become tokens."""
         described = self.about.get("input")
@@ -166,7 +177,7 @@ def load_any(folder: str | os.PathLike[str], data: str | None = None, device: st
             f"{path} holds a model of {model.config.vocab_size:,} tokens, and nothing that says what they are; by itself a model must "
             f"read bytes ({PAPER.size} tokens, one axis): give the run folder that it is of"
         )
-    labels = () if kind == "lm" else tuple(str(model.config.id2label[n]) for n in range(model.config.num_labels))
+    labels = () if kind == "lm" else tuple(str(model.config.id2label.get(n, n)) for n in range(model.config.num_labels))
     longest = int(next((entry["max_length"] for entry in model.config.position if "max_length" in entry), MOST_TOKENS))
     about = {"kind": kind, "unit": "bytes", "input": {"alphabet": asdict(PAPER), "max_length": longest}}
     nothing = Experiment(task=kind, model=str(path), steps=1)  # how it was trained is not known

@@ -33,7 +33,8 @@ def start(precision: str, track: Sequence[str], shard: bool, sequence_parallel: 
         raise ValueError("precision float16 needs a GPU; on a CPU use float32 or bfloat16")
     _check_processes(int(os.environ.get("WORLD_SIZE", 1)), shard, sequence_parallel)
     return Accelerator(
-        cpu=not torch.accelerator.is_available(),  # not told so, it makes no processes of torchrun's out of those without a GPU
+        # Not told so, it makes no processes of torchrun's out of those without a GPU; and a Mac's has no float64, in which sums are.
+        cpu=not torch.cuda.is_available(),
         mixed_precision={"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[precision],
         log_with=list(track) or None,
         project_config=ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder / "tensorboard")),

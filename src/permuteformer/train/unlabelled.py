@@ -14,6 +14,7 @@ from permuteformer.folders import content_of
 from permuteformer.registry import unknown
 from permuteformer.tasks.classify import IMAGES, TEXTS
 from permuteformer.tasks.images import ENDINGS as IMAGE_ENDINGS
+from permuteformer.tasks.images import is_image
 from permuteformer.tasks.inputs import Values
 from permuteformer.tasks.match import FIRST, SECOND
 from permuteformer.tasks.own import choose_column, image_bytes, text_bytes
@@ -124,7 +125,7 @@ def item_of_image(trained: Trained, data: bytes, place: str = "the image") -> Un
 
 def item_of_split(trained: Trained, split: str, number: int) -> Unlabelled | str:
     """An item of the run's own data, which must be where it was; of a language model the text of a window."""
-    items = trained.task.dataset(split)
+    items = trained.same_task.dataset(split)
     if not 0 <= number < len(items):
         raise ValueError(f"item must be from 0 to {len(items) - 1:,}, as the {split} split has {len(items):,}; it is {number:,}")
     item = items[number]
@@ -188,7 +189,7 @@ def _of_lines(trained: Trained, place: str, found: Iterator[tuple[int, str]], pr
 
 
 def _of_folder(trained: Trained, path: Path, problems: Problems) -> Iterator[Unlabelled]:
-    for name, data in members(path, problems, wanted=lambda name: name.lower().endswith(IMAGE_ENDINGS)):
+    for name, data in members(path, problems, wanted=is_image):
         try:
             item = _item(trained, str(path / name), None, name, (_pixels(trained, data),))
         except ValueError as error:

@@ -113,6 +113,8 @@ class MultiHeadAttention(nn.Module):
         if 4 * x.shape[0] * x.shape[1] < sum(part.out_features for part in parts):
             return [part(x) for part in parts]
         biases = [part.bias for part in parts if part.bias is not None]
+        if len(biases) not in (0, len(parts)):
+            return [part(x) for part in parts]
         return list(project(x, [part.weight for part in parts], biases))
 
     def merge(self, out: Tensor) -> Tensor:

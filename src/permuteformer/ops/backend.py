@@ -111,8 +111,6 @@ def why_not_native(call: Call) -> str:
     """Why the kernel for the CPU cannot compute a call; nothing where it can."""
     if call.v.device.type != "cpu":
         return f"it is for the CPU, and tensors are on {call.v.device.type}"
-    if is_transformed():
-        return "torch.func and forward-mode differentiation do not see what it does"
     if why_not := _why_not(call, two_sided=call.two_sided, segments=call.segments):
         return why_not
     found = load()
@@ -134,6 +132,8 @@ def why_not_cuda(call: Call) -> str:
 
 def _why_not(call: Call, **unknown: bool) -> str:
     """What neither can. ``unknown``: what one does not know, and whether the call asks for it."""
+    if is_transformed():
+        return "torch.func and forward-mode differentiation do not see what it does"
     name = getattr(call.feature_map, "__name__", "")
     if call.v.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"it computes in float32, and tensors are {call.v.dtype}"

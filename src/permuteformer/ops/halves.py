@@ -67,7 +67,7 @@ def attend_to_all(
     _check_queries(q, k, query_positions)
     if positions is None:
         positions = count_positions(torch.zeros(len(k), dtype=torch.int64, device=k.device), k.shape[2], key_mask)
-    state = absorb_keys(k, v, positions=positions, key_mask=key_mask, **features)
+    state = absorb_keys(k, v, positions=positions, key_mask=key_mask, backend=backend, **features)
     return read_state(q, state, positions=query_positions, normalize=normalize, **features)
 
 
@@ -84,6 +84,7 @@ def absorb_keys(
     state: LinearState | None = None,
     log_decay: Tensor | None = None,
     steps: Tensor | None = None,
+    backend: str | None = None,
 ) -> LinearState:
     """The first half of bidirectional attention: the state with these keys in it, to be read by ``read_state``.
 
@@ -98,12 +99,14 @@ def absorb_keys(
     >>> torch.allclose(state.z, k.exp().sum(2), atol=1e-5)
     True
     """
+    check_attention(k, k, v, positions, key_mask=key_mask)
     blocks, carry = _whole(k, v.shape[-1], feature_map, parameters, transform, positions, key_mask, plain_normalizer, True, state)
     next_position = positions[:, -1, 0].expand(len(k)) + 1
     rotation = None if transform is None else transform.rotation(k.device)
     call = Call(v, feature_map, transform, rotation, key_mask=key_mask is not None, plain_normalizer=plain_normalizer)
     with without_autocast(k.device):
-        if log_decay is None and blocks.dtype == torch.float32 and choose(None, call) == "native":
+        is_known = log_decay is None and blocks.dtype == torch.float32 and backend != "torch"
+        if is_known and choose(None, call) == "native":
             work = Work(rotation, next_position, positions, key_mask, feature_map.__name__, normalize=False, causal=False, log_decay=None)
             before = carry.kv.transpose(-1, -2), carry.z.squeeze(-2)
             k, v = k.to(blocks.dtype), v.to(blocks.dtype)

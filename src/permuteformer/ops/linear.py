@@ -80,6 +80,8 @@ def linear_attention(
     check_attention(q, k, v, positions, causal, log_decay, two_sided, key_mask, segments)
     if after is not None and (causal or not (two_sided or segments is not None)):
         raise ValueError("after is what tokens on the right left: it is for two_sided=True, or segments that are not causal; leave it out")
+    if after is not None and segments is not None and after.segment is None:
+        raise ValueError("after has no segment: where there are segments, it must say which one it is of, or all would see it")
     if chunk_size is not None:
         check_whole(chunk_size=chunk_size)
     b, h, length, _ = q.shape
@@ -91,7 +93,7 @@ def linear_attention(
         start = torch.zeros(b, dtype=torch.int64, device=q.device) if state is None else state.next_position
         ends = None if key_mask is None else torch.where(key_mask, torch.arange(1, length + 1, device=q.device), 0).amax(-1)
         if segments is not None:
-            segments = continued(segments, ends, state)
+            segments = continued(segments, key_mask, ends, state)
         next_position = position_after(start, length, positions, key_mask, ends)
         rotation = None if transform is None else transform.rotation(q.device)
         if rotation is not None:

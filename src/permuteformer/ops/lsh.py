@@ -76,7 +76,8 @@ def hash_buckets(x: Tensor, rotations: Tensor) -> Tensor:
 
 def _hide(buckets: Tensor, key_mask: Tensor) -> Tensor:
     """Give every hidden token a bucket of its own, after all others: it is sorted last, and nobody sees it but itself."""
-    own = buckets.amax() + 1 + torch.arange(buckets.shape[-1], device=buckets.device)
+    most = buckets.amax() if buckets.numel() else 0
+    own = most + 1 + torch.arange(buckets.shape[-1], device=buckets.device)
     return torch.where(key_mask[:, None, None, :], buckets, own)
 
 

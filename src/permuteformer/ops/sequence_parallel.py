@@ -195,7 +195,7 @@ def sequence_parallel_attention(
         if segments is not None and segment is not None:
             same = segments == segment[group.rank].unsqueeze(-1)
             shown = same if key_mask is None else same & key_mask
-        own = absorb_keys(k, v, positions=own_positions, key_mask=shown, log_decay=log_decay, steps=steps, **features)
+        own = absorb_keys(k, v, positions=own_positions, key_mask=shown, log_decay=log_decay, steps=steps, backend=backend, **features)
         return torch.cat([own.kv, own.z.unsqueeze(-1)], dim=-1)
 
     def state(x: Tensor, segment: Tensor | None = None) -> LinearState:
@@ -205,7 +205,7 @@ def sequence_parallel_attention(
     with without_autocast(q.device):
         if causal or two_sided or segments is not None:
             number = count_positions(torch.zeros_like(start), length, key_mask)[..., 0]  # b l: of each token in its stretch
-            own = keys(stretches.tokens[group.rank].unsqueeze(-1) - 1 - number, stretches.last)
+            own = keys((stretches.tokens[group.rank].unsqueeze(-1) - 1 - number).clamp(min=0), stretches.last)
             before = state(_Scan.apply(own, log_decay, stretches, group, False), stretches.neighbours(from_right=False))
             if not causal:
                 own = keys(number, stretches.first)

@@ -82,10 +82,12 @@ def position_after(start: Tensor, length: int, positions: Tensor | None, key_mas
     return torch.where(ends > 0, first.gather(1, (ends - 1).clamp(min=0).unsqueeze(1)).squeeze(1) + 1, start)
 
 
-def continued(segments: Tensor, ends: Tensor | None, state: LinearState | None) -> Tensor:
-    """Segments with hidden tokens at the end of a row counted to the last segment that is shown: they do not begin another."""
-    if ends is None:
+def continued(segments: Tensor, key_mask: Tensor | None, ends: Tensor | None, state: LinearState | None) -> Tensor:
+    """Segments with hidden tokens at either end of a row counted to the next one that is shown: they do not begin another."""
+    if key_mask is None or ends is None:
         return segments
+    begins = key_mask.long().argmax(-1, keepdim=True)  # b 1: the first token that is shown
+    segments = torch.where(torch.arange(segments.shape[1], device=segments.device) < begins, segments.gather(1, begins), segments)
     last = segments.gather(1, (ends - 1).clamp(min=0).unsqueeze(1))  # b 1
     if state is not None and state.segment is not None:
         last = torch.where(ends.unsqueeze(1) > 0, last, state.segment.unsqueeze(1))

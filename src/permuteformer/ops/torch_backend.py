@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from permuteformer.ops.blocks import Blocks, Carry, Decays, decay_powers
+from permuteformer.ops.blocks import Blocks, Carry, Decays, Transform, decay_powers
 from permuteformer.ops.checks import is_looked_through, without_autocast
 
 
@@ -31,7 +31,7 @@ def scan(
 
     ``right``: what keys after the last block left, seen from that block; nothing unless given.
     """
-    if is_looked_through():  # a compiler itself decides what to keep and what to compute again
+    if _is_followed(blocks):  # a compiler itself decides what to keep and what to compute again
         out, final, _, _ = _scan(blocks, q, k, v, carry, right, log_decay, parameters)
         return out, final
     out, *final = _Scan.apply(blocks, q, k, v, *carry, *(right or (None, None)), log_decay, *parameters)
@@ -40,7 +40,7 @@ def scan(
 
 def total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, parameters: Sequence[Tensor]) -> tuple[Tensor, Carry]:
     """Attention of every query to every key, by one sum over the keys (equation 6). Output ``b h l v``, the sum."""
-    if is_looked_through():
+    if _is_followed(blocks):
         return _total(blocks, q, k, v, carry, parameters)
     out, *final = _Total.apply(blocks, q, k, v, *carry, *parameters)
     return out, Carry(*final)
@@ -48,9 +48,20 @@ def total(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, paramet
 
 def key_sum(blocks: Blocks, k: Tensor, v: Tensor, log_decay: Tensor | None, steps: Tensor | None, parameters: Sequence[Tensor]) -> Carry:
     """The sum of all keys, each decayed by its ``steps``, ``b l``. Positions of the blocks are to be given."""
-    if is_looked_through():
+    if _is_followed(blocks):
         return _key_sum(blocks, k, v, log_decay, steps, parameters)
     return Carry(*_KeySum.apply(blocks, k, v, log_decay, steps, *parameters))
+
+
+def _is_followed(blocks: Blocks) -> bool:
+    """Whether operations are left to who follows them: autograd too, for an encoding that is trained, of which nothing is known below."""
+    return is_looked_through() or (torch.is_grad_enabled() and blocks.transform is not None and _is_trained(blocks.transform))
+
+
+def _is_trained(transform: Transform) -> bool:
+    """Whether what moves features has parameters; what goes with it, a decay for one, may have some of its own."""
+    parts = getattr(transform, "encodings", [transform])
+    return any(p.requires_grad for part in parts if "transform" in getattr(part, "hooks", ()) for p in part.parameters())
 
 
 def _scan(

@@ -125,7 +125,8 @@ def _refill(encoding: PositionEncoding, incompatible_keys: object) -> None:
         if getattr(encoding, name).is_meta:
             setattr(encoding, name, torch.empty_like(getattr(encoding, name), device=device))
     own = {id(getattr(encoding, name)) for name in names}
-    encoding.reset(lambda tensor, value: tensor.copy_(value) if id(tensor) in own else None)
+    with torch.random.fork_rng(devices=[]):  # what is drawn for others is thrown away, and is not to show in what is drawn next
+        encoding.reset(lambda tensor, value: tensor.copy_(value) if id(tensor) in own else None)
 
 
 class Compose(PositionEncoding):

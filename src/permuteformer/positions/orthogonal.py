@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from permuteformer.ops.angle import angles
-from permuteformer.ops.checks import check_whole
+from permuteformer.ops.checks import check_whole, without_autocast
 from permuteformer.ops.permutation import axis_sizes
 from permuteformer.positions.base import POSITIONS, Copy, PositionEncoding
 
@@ -79,9 +79,10 @@ class Orthogonal(PositionEncoding):
         dtype = torch.promote_types(x.dtype, torch.float32)
         basis = self.basis.to(dtype)
         cos, sin = (table.to(dtype) for table in tables)
-        first, second = (x.to(dtype) @ basis).chunk(2, dim=-1)  # b h l p
-        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-        return (turned @ basis.transpose(-1, -2)).to(x.dtype)  # b h l m
+        with without_autocast(x.device):
+            first, second = (x.to(dtype) @ basis).chunk(2, dim=-1)  # b h l p
+            turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+            return (turned @ basis.transpose(-1, -2)).to(x.dtype)  # b h l m
 
     def extra_repr(self) -> str:
         return f"heads={self.turns.shape[0]}, features={'+'.join(map(str, self.sizes))}"

@@ -104,8 +104,8 @@ class Permute(PositionEncoding):
 
     def derive(self) -> None:
         """Take the permutation apart into cycles, again whenever it was loaded."""
-        permutation = self._initial if self.permutation.is_meta else self.permutation.cpu()
-        with torch.device("cpu"):
+        with torch.device("cpu"), torch.inference_mode(False):  # what is kept is for training too
+            permutation = self._initial if self.permutation.is_meta else self.permutation.cpu().clone()
             cycles = decompose(permutation, self.axes)
             self._rotation = contiguous_cycles(cycles)
             self._rotations: dict[torch.device, Rotation] = {}
@@ -117,7 +117,8 @@ class Permute(PositionEncoding):
 
     def _identity(self) -> tuple[int, int]:
         """Which permutation this is, without looking at its numbers."""
-        return self.permutation.data_ptr() if not self.permutation.is_meta else 0, self.permutation._version
+        place = self.permutation.data_ptr() if not self.permutation.is_meta else 0
+        return place, 0 if self.permutation.is_inference() else self.permutation._version
 
     @property
     def reach(self) -> tuple[int, ...]:
@@ -138,7 +139,8 @@ class Permute(PositionEncoding):
         if self._rotation is None or device.type == "cpu":
             return self._rotation
         if device not in self._rotations:
-            self._rotations[device] = self._rotation.to(device)
+            with torch.inference_mode(False):
+                self._rotations[device] = self._rotation.to(device)
         return self._rotations[device]
 
     def tables(self, positions: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 What a stretch has to know of the others is the state that their keys leave, m x (v + 1) numbers a head: its size does not
 depend on the length, so neither does what is sent. Hidden tokens count neither as positions nor as steps of the decay, so
-stretches may be of any lengths, and padding may stand anywhere.
+stretches may be of any lengths from 1 on, and padding may stand anywhere.
 
 A process differentiates its own loss; the backward pass communicates too, and gives the gradient of the *sum* of the losses of all
 processes with respect to what this process holds.
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from permuteformer.ops.blocks import Transform
-from permuteformer.ops.checks import without_autocast
+from permuteformer.ops.checks import check_attention, without_autocast
 from permuteformer.ops.halves import absorb_keys
 from permuteformer.ops.linear import linear_attention
 from permuteformer.ops.state import LinearState, count_positions
@@ -178,6 +178,8 @@ def sequence_parallel_attention(
     True
     >>> dist.destroy_process_group()
     """
+    # Before anything is sent, else the others would wait for a process that has raised.
+    check_attention(q, k, v, positions, causal, log_decay, two_sided, key_mask, segments)
     b, _, length, _ = q.shape
     stretches = group.stretches(key_mask, segments, b, length, q.device)
     start = stretches.before(group.rank)

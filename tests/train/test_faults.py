@@ -64,7 +64,6 @@ def test_no_room_for_any_of_its_files(name, tmp_path, monkeypatch):
     """Whichever is the first that does not fit."""
     import builtins
     import io
-    import pathlib
 
     real = io.open
 
@@ -76,7 +75,6 @@ def test_no_room_for_any_of_its_files(name, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(io, "open", full)
         patched.setattr(builtins, "open", full)
-        patched.setattr(pathlib.io, "open", full)
         with pytest.raises(OSError, match="the disk is full, and training stopped"):
             train(tiny(steps=2), tmp_path / "run", How(quiet=True))
     assert train(tiny(steps=2), tmp_path / "run", QUIET)["status"] == "finished"

@@ -15,7 +15,7 @@ import typer
 
 from permuteformer.cli import app
 from permuteformer.train import limits
-from soak.fuzzing.judge import Target, Wrong
+from soak.fuzzing.judge import Cut, Target, Wrong, cut
 from soak.fuzzing.mutation import NUMBERS, TEXTS
 
 LINES = """
@@ -71,10 +71,6 @@ LONG = (
 )
 
 
-class Cut(ValueError):
-    """Where long work would begin."""
-
-
 class CommandLines:
     """Words, changed, given to the command line in this process."""
 
@@ -93,7 +89,7 @@ class CommandLines:
             *inside, last = name.split(".")
             for part in inside:
                 owner = getattr(owner, part)
-            setattr(owner, last, _cut)
+            setattr(owner, last, cut)
 
     def attempt(self, random: Random) -> bool:
         words = self._changed(random)
@@ -137,10 +133,6 @@ class CommandLines:
             elif words:
                 words[at % len(words)] = random.choice(self.words)
         return [word for word in words if "passwd" not in word and "../" not in word]  # whoever types it may write there
-
-
-def _cut(*arguments: Any, **options: Any) -> Any:
-    raise Cut("cut off here")
 
 
 TARGETS: dict[str, type[Target]] = {"command line": CommandLines}

@@ -49,6 +49,15 @@ class Wrong(AssertionError):
     """An input had an effect that it must not have."""
 
 
+class Cut(ValueError):
+    """Where long work would begin, which an input is not to do."""
+
+
+def cut(*arguments: Any, **options: Any) -> Any:
+    """In the place of long work."""
+    raise Cut("cut off here")
+
+
 class Slow(BaseException):
     """An input took too long; not an ``Exception``, so that nothing catches it."""
 

@@ -36,7 +36,7 @@ from permuteformer.train import checkpoint, saved
 from permuteformer.train.predict import predict
 from permuteformer.train.resume import put_in_place
 from permuteformer.train.state import Cursor, model_tensors, optimizer_tensors, random_state
-from soak.fuzzing.judge import Target, Wrong
+from soak.fuzzing.judge import Cut, Target, Wrong, cut
 from soak.fuzzing.models import TINY
 from soak.fuzzing.mutation import changed_bytes, changed_data, changed_json
 
@@ -179,7 +179,8 @@ class Requests:
         model = PermuteFormerForSequenceClassification(PermuteFormerConfig(**{**TINY, "vocab_size": 259})).eval()
         saved._model = lambda *_: model
         self.answers = []
-        image = {**EXPERIMENT, "task": {**EXPERIMENT["task"], "grid": [4, 4]}}
+        task = EXPERIMENT["task"]
+        image = {**EXPERIMENT, "task": {**task, "grid": [4, 4], "input": {**task["input"], "grid": [4, 4]}}}
         for name, content in {"text": EXPERIMENT, "image": image}.items():
             (folder / name / "model").mkdir(parents=True)
             (folder / name / "experiment.json").write_text(json.dumps(content))
@@ -190,28 +191,17 @@ class Requests:
         self.bodies = [*self.BODIES, ("/api/predict", {"image": base64.b64encode(picture.getvalue()).decode()})]
         for module, names in {playground: ("look",), demo_answers: ("explain", "generate", "probabilities")}.items():
             for name in names:
-                setattr(module, name, _cut)
+                setattr(module, name, cut)
 
     def attempt(self, random: Random) -> bool:
-        path, body = random.choice(self.bodies)
-        text = changed_json(random, body)
         answers = random.choice(self.answers)
-        if path not in answers.routes:
-            path = "/api/positions"
-        content = parsed(text, "the request")
+        path, body = random.choice([each for each in self.bodies if each[0] in answers.routes])
+        content = parsed(changed_json(random, body), "the request")
         if not isinstance(content, dict):
             raise ValueError("the request is no object, which the server says")
         with contextlib.suppress(Cut):
             answers.routes[path](content)
         return True
-
-
-class Cut(Exception):
-    """Where long work would begin."""
-
-
-def _cut(*arguments: Any, **options: Any) -> Any:
-    raise Cut
 
 
 class Checkpoints:

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
@@ -144,6 +145,16 @@ def test_what_was_changed_is_computed_by_its_modules(asked, monkeypatch, change,
     assert not torch.allclose(after, before)
     monkeypatch.setenv(VARIABLE, "torch")
     torch.testing.assert_close(after, model(**given).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_are_brought_for_each_call():
+    """Between calls they are nowhere."""
+    model, given = make().eval(), batch()
+    with torch.no_grad():
+        before = model(**given).logits
+        cpu_offload(model, execution_device=torch.device("cpu"))
+        assert next(model.parameters()).is_meta
+        torch.testing.assert_close(model(**given).logits, before, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["expand", "feed_forward_norm"])

@@ -98,11 +98,11 @@ def choose(backend: str | None, call: Call) -> str:
         return wanted
     why_not = reasons[kind](call)
     if why_not and why_not == load() and not torch.compiler.is_compiling():
-        # One text, so that Python's own filter shows it once.
+        # One text and one place, so that Python's own filter shows it once.
         warnings.warn(
             f"the CPU kernel is not in use: {why_not}. Linear attention goes on in PyTorch: the same numbers, several times slower",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=1,
         )
     return "torch" if why_not else kind
 

@@ -57,7 +57,7 @@ def attend_to_all(
         if query_positions is not None:
             _check_queries(q, k, query_positions)
         if rotation is not None:
-            rotation.check(k.shape[1], k.shape[3], positions, *(() if query_positions is None else (query_positions,)))
+            rotation.check(k.shape[1], k.shape[3], positions, positions if query_positions is None else query_positions)
         out, _, _ = native_backend.attend(q.float(), k.float(), v.float(), None, None, work)
         return out.to(v.dtype)
     if query_positions is None:
@@ -90,7 +90,7 @@ def absorb_keys(
 
     Arguments as of ``linear_attention``. With it a sequence can be gone through twice, piece by piece, and nothing is as long as it.
     Each key is decayed by its own number of ``steps``, ``b l``, where there is a decay: so many as to the last token, it is the state that
-    goes on there.
+    goes on there. With ``backend="torch"`` no kernel is asked; else the CPU's, where it can.
 
     >>> k = v = torch.randn(1, 2, 6, 8)
     >>> positions = torch.arange(6).view(1, 6, 1)

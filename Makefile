@@ -27,7 +27,7 @@ soak: .venv/dev
 	$(BIN)/python -m soak
 
 gpu: .venv/cuda
-	$(BIN)/pytest -n 2 -q tests/ops/test_cuda_backend.py tests/ops/test_gpu_benchmark.py
+	$(BIN)/pytest -n 2 -q tests/ops/test_cuda_backend.py
 
 slow: .venv/dev
 	$(BIN)/pytest -q -m slow

@@ -1,4 +1,4 @@
-"""What spreading rows over GPUs costs, by formula. Nothing is run: this is arithmetic, and its assumptions are the constants below.
+"""Predict the cost of sharding rows across GPUs. Nothing is run: this is arithmetic, and its assumptions are the constants below.
 
     python benchmarks/scaling.py predict    the tables of docs/scaling.md
 
@@ -24,7 +24,7 @@ class Model:
     feed_forward: int = 1024
     vocabulary: int = 259
     block: int = 128
-    """Tokens whose pairs are formed: ``ops.blocks`` chooses it."""
+    """Tokens whose pairs are formed: ``ops.torch_backend`` chooses it."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ class Flops:
     """Reading the carry, writing into it, and the pairs within a block."""
     care: int
     """Finding values that are not finite, so that a weight of zero hides them: a product on a GPU; a CPU looks first."""
-    spreading: int
+    sharding: int
     """The keys summed up once more, to be sent before the pass begins."""
 
     @property
     def forward(self) -> int:
         """All of them."""
-        return self.projections + self.feed_forward + self.attention + self.care + self.spreading
+        return self.projections + self.feed_forward + self.attention + self.care + self.sharding
 
     @property
     def training(self) -> int:
         """Forwards and backwards. A product has two more in the backward pass; attention runs its blocks again besides."""
-        return 3 * (self.projections + self.feed_forward) + 4 * (self.attention + self.spreading) + 2 * self.care
+        return 3 * (self.projections + self.feed_forward) + 4 * (self.attention + self.sharding) + 2 * self.care
 
 
 def layer_flops(model: Model = MODEL) -> Flops:
@@ -82,7 +82,7 @@ def layer_flops(model: Model = MODEL) -> Flops:
         feed_forward=4 * model.hidden * model.feed_forward,
         attention=4 * carry + 2 * model.block * (features + values),
         care=2 * model.block * values,
-        spreading=2 * carry,
+        sharding=2 * carry,
     )
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,8 +24,7 @@ from permuteformer.bench.steps import work
 from permuteformer.bench.subjects import Subject, make
 from permuteformer.experiments.lra import LENGTHS
 from permuteformer.folders import write_whole
-from permuteformer.ops.backend import VARIABLE
-from permuteformer.ops.native import Kernel
+from permuteformer.ops import linear, native_backend
 from permuteformer.train.environment import environment
 
 OURS = "permuteformer"
@@ -73,28 +72,32 @@ def measure(task: str, kind: str) -> dict[str, Any]:
 
 def products(task: str, batch: int) -> float:
     """Multiplications and additions of the matrix products of a forward pass, counted as PyTorch does them one by one."""
-    os.environ[VARIABLE] = "torch"
+    linear.DEFAULT_BACKEND = "torch"
     try:
         subject = _subject(OURS, task, "inference", batch)
         with FlopCounterMode(display=False) as counter:
             subject.step()
     finally:
-        del os.environ[VARIABLE]
+        linear.DEFAULT_BACKEND = "auto"
     return float(counter.get_total_flops())
 
 
 def in_kernel(subject: Subject) -> float:
     """The share of a step's time that is spent in calls of the CPU kernel: of the quickest of several steps."""
-    call, inside = Kernel.__call__, 0.0
+    inside = 0.0
 
-    def timed(kernel: Kernel, name: str, fields: list[int]) -> None:
-        nonlocal inside
-        began = time.perf_counter()
-        call(kernel, name, fields)
-        inside += time.perf_counter() - began
+    def timed(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        def call(struct: Any) -> None:
+            nonlocal inside
+            began = time.perf_counter()
+            function(struct)
+            inside += time.perf_counter() - began
+
+        return call
 
     found = []
-    with mock.patch.object(Kernel, "__call__", timed):
+    functions = native_backend.functions()
+    with mock.patch.dict(functions, {name: timed(function) for name, function in functions.items()}):
         for _ in range(STEPS):
             inside, began = 0.0, time.perf_counter()
             subject.step()

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from permuteformer.ops.permutation import from_cycle_lengths, order
+from permuteformer.ops.reference import decay_weights, ranks
 from permuteformer.positions import PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
@@ -132,6 +133,35 @@ def axes() -> str:
     return svg("On a grid, two axes see rows and columns; one axis sees neighbours in a row, and others by accident", 244, parts)
 
 
+def two_sided() -> str:
+    """Weights of a causal and of a two-sided r by distance, for keys before and after the query."""
+    distances = range(-16, 17)
+    r = float(Decay(8).r[0])
+    curves = {
+        "r^(i − j): grows for keys after the query": (VERMILION, [r**d for d in distances]),
+        "r^|i − j|: at most 1": (BLUE, [r ** abs(d) for d in distances]),
+    }
+    parts = plot(distances, curves, "distance i − j", f"weight of a key, r = {r:.2f}", height=200, columns=1)
+    return svg("The causal r grows without bound for keys after the query; the two-sided r does not", 284, parts)
+
+
+def two_sided_axes() -> str:
+    """What the middle pixel of an image sees by a two-sided r, by a head of each axis."""
+    size = 15
+    middle = size * size // 2
+    rows, columns = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    positions = torch.stack([columns.flatten(), rows.flatten()], dim=-1).unsqueeze(0)
+    decay = Decay(2, r=0.5 ** (1 / size), two_sided=True, axes=2)
+    maps = []
+    for axis in range(2):
+        order = ranks(positions, axis).unsqueeze(1)
+        maps.append(decay_weights(decay.r[axis : axis + 1], order)[0, 0, middle].view(size, size).tolist())
+    parts = [text(8, 14, "even heads: raster order"), text(222, 14, "odd heads: column-major")]
+    parts += heat(8, 24, maps[0], BLUE) + heat(222, 24, maps[1], GREEN)
+    parts += [text(8, 236, f"weight of every pixel for the one in the middle, half after {size} pixels", style="small")]
+    return svg("A two-sided r on an image: half of the heads decay along rows, half along columns", 244, parts)
+
+
 def lengths() -> str:
     """Perplexity of a byte at lengths beyond the trained one, from the results."""
     from permuteformer.report.groups import group
@@ -246,7 +276,8 @@ def svg(title: str, height: int, parts: list[str]) -> str:
 
 
 PICTURES: dict[str, Callable[[], str]] = {
-    function.__name__.replace("_", "-"): function for function in (permutation, relative, decay, half_lives, cycles, axes, lengths)
+    function.__name__.replace("_", "-"): function
+    for function in (permutation, relative, decay, half_lives, cycles, axes, two_sided, two_sided_axes, lengths)
 }
 
 

@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
 
 from permuteformer import PermuteFormerConfig, PermuteFormerForCausalLM
-from permuteformer.models.parallel import spread
+from permuteformer.models.parallel import set_sequence_group
 from permuteformer.ops.sequence_parallel import SequenceGroup
 
 PROCESSES = 2
@@ -48,7 +48,7 @@ def step(rank: int, length: int, seed: int) -> None:
     part = slice(cut) if rank == 0 else slice(cut, None)
 
     group = SequenceGroup()
-    spread(model, group)
+    set_sequence_group(model, group)
     loss, found = gradients(model, tokens[:, part], following[:, part], length)
     sent = torch.tensor(group.bytes_sent)
     for tensor in (loss, *found):  # the whole is the sum of the parts
@@ -57,7 +57,7 @@ def step(rank: int, length: int, seed: int) -> None:
     dist.all_gather(of_each, sent)
 
     if rank == 0:
-        spread(model, None)
+        set_sequence_group(model, None)
         loss_alone, found_alone = gradients(model, tokens, following, length)
         apart = max(float((a - b).abs().max()) for a, b in zip(found, found_alone, strict=True))
         print(f"{length:5,} tokens: loss {loss:.12f} on two processes, {loss_alone:.12f} on one; gradients differ by {apart:.0e} at most")

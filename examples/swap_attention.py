@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, BertConfig, BertForSequenceClassification
 
 from permuteformer import ATTENTIONS, Permute
+from permuteformer.ops.call import Tokens
 
 NAME = "permuteformer"
 CLS, WORDS, LENGTH = 1, 32, 48
@@ -34,7 +35,7 @@ def linear(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **o
 
     So ``options`` say nothing here: there are no weights to drop, and a scale of scores is divided out with their sum.
     """
-    out, _ = layer.mixer.mix(q, k, v, positions=None, key_mask=mask, segments=None, state=None)
+    out, _ = layer.mixer.mix(q, k, v, Tokens(mask=mask), None)
     return out.transpose(1, 2), None
 
 

@@ -36,9 +36,9 @@ def a_layer(wanted: str) -> None:
     import torch
 
     from permuteformer import PermuteFormerAttention
-    from permuteformer.ops.backend import in_use
+    from permuteformer.ops.linear import backend_in_use
 
-    assert in_use().split()[0] == wanted, f"{in_use()} computes, and it should be {wanted}"
+    assert backend_in_use().split()[0] == wanted, f"{backend_in_use()} computes, and it should be {wanted}"
     torch.manual_seed(0)
     layer = PermuteFormerAttention(64, num_heads=4, causal=True)
     x = torch.randn(2, 300, 64)

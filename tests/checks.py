@@ -1,7 +1,7 @@
-"""What must hold of every attention, as functions that a layer is given to; ``test_teeth.py`` gives them broken ones.
+"""Contract checks: properties of every attention layer. ``test_broken_implementations.py`` gives each check a layer that it must reject.
 
-A layer is called as ``MultiHeadAttention`` is: ``layer(x, positions=, key_mask=, segments=, state=) -> (y, state)``.
-Tolerances stand here and nowhere else.
+A layer is called as ``MultiHeadAttention``: ``layer(x, positions=, key_mask=, segments=, global_mask=, queries=, state=) -> (y, state)``.
+Tolerances are defined here and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import itertools
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from permuteformer.ops import reference
 
 TOLERANCE = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-10},
@@ -20,8 +24,23 @@ TOLERANCE = {
 
 
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Equal to the tolerance of ``dtype``, that of ``actual`` if not given."""
+    """Compare within the tolerance of ``dtype``, by default that of ``actual``."""
     torch.testing.assert_close(actual.to(expected.dtype), expected, **TOLERANCE[dtype or actual.dtype])
+
+
+def largest_tensor(call) -> int:
+    """Run ``call`` without gradients and return the bytes of the largest tensor that it makes."""
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            sizes.extend(x.untyped_storage().nbytes() for x in tree_leaves(result) if isinstance(x, Tensor))
+            return result
+
+    with Watch(), torch.no_grad():
+        call()
+    return max(sizes)
 
 
 def inputs(layer, batch: int = 2, length: int = 21) -> Tensor:
@@ -29,7 +48,7 @@ def inputs(layer, batch: int = 2, length: int = 21) -> Tensor:
 
 
 def grid(layer, batch: int, length: int) -> Tensor | None:
-    """Positions where the layer needs them given: a grid four wide."""
+    """Positions on a grid four wide, for layers with several axes; ``None`` with one."""
     if layer.axes == 1:
         return None
     i = torch.arange(length)
@@ -38,8 +57,12 @@ def grid(layer, batch: int, length: int) -> Tensor | None:
     )
 
 
+def part(positions: Tensor | None, tokens: slice) -> Tensor | None:
+    return None if positions is None else positions[:, tokens]
+
+
 def check_causal(layer) -> None:
-    """What comes later changes nothing earlier; what came earlier is seen."""
+    """Later tokens change no earlier output; earlier tokens are seen."""
     x = inputs(layer)
     positions = grid(layer, *x.shape[:2])
     expected, _ = layer(x, positions=positions)
@@ -52,7 +75,7 @@ def check_causal(layer) -> None:
 
 
 def check_no_poison(layer) -> None:
-    """A NaN reaches only the rows that see it: of its own sequence, from its own place on where causal."""
+    """A NaN reaches only the tokens that see it: those of its own row, and if causal from its own index on."""
     x = inputs(layer)
     positions = grid(layer, *x.shape[:2])
     expected, _ = layer(x, positions=positions)
@@ -65,21 +88,25 @@ def check_no_poison(layer) -> None:
 
 
 def check_padding(layer) -> None:
-    """Padded on the right, real tokens come out as without padding, whatever is in the padding."""
+    """Padding on the right changes no output and no gradient of a real token, whatever it contains, and has gradients of zero."""
     x = inputs(layer)
     batch, length, _ = x.shape
     positions = grid(layer, batch, length)
     for real in (1, 8, 20):
-        expected, _ = layer(x[:, :real], positions=None if positions is None else positions[:, :real])
-        padded = x.clone()
+        alone, padded = x[:, :real].clone().requires_grad_(), x.clone()
         padded[:, real:] = torch.nan
         mask = (torch.arange(length) < real).expand(batch, -1)
-        y, _ = layer(padded, positions=positions, key_mask=mask)
+        expected, _ = layer(alone, positions=part(positions, slice(real)))
+        y, _ = layer(padded.requires_grad_(), positions=positions, key_mask=mask)
         assert_close(y[:, :real], expected)
+        (expected_gradient,) = torch.autograd.grad(expected.square().sum(), alone)
+        (gradient,) = torch.autograd.grad(y[:, :real].square().sum(), padded)
+        assert_close(gradient[:, :real], expected_gradient)
+        assert (gradient[:, real:] == 0).all(), "padding has gradients"
 
 
-def check_hidden_keys(layer) -> None:
-    """Keys hidden anywhere are not seen, whatever their content; keys that are not hidden are."""
+def check_masked_keys(layer) -> None:
+    """Masked keys anywhere are not seen, whatever they contain; other keys are."""
     x = inputs(layer)
     positions = grid(layer, *x.shape[:2])
     mask = torch.ones(x.shape[:2], dtype=torch.bool)
@@ -89,11 +116,11 @@ def check_hidden_keys(layer) -> None:
     y, _ = layer(changed, positions=positions, key_mask=mask)
     assert_close(y[mask], expected[mask])
     y, _ = layer(changed, positions=positions)
-    assert (y[:, 9:] - expected[:, 9:]).abs().max() > 1e-8, "nothing was seen to begin with"
+    assert (y[:, 9:] - expected[:, 9:]).abs().max() > 1e-8, "no key is seen"
 
 
-def check_all_hidden(layer) -> None:
-    """Where every key of a row is hidden the attention gives zero: the layer gives its output bias."""
+def check_all_masked(layer) -> None:
+    """A row whose keys are all masked gives zero in the attention: the layer gives its output bias."""
     x = inputs(layer)
     positions = grid(layer, *x.shape[:2])
     mask = torch.ones(x.shape[:2], dtype=torch.bool)
@@ -104,7 +131,7 @@ def check_all_hidden(layer) -> None:
 
 
 def check_batch(layer) -> None:
-    """A row comes out as it does alone."""
+    """A row does not depend on the other rows."""
     x = inputs(layer, batch=3)
     positions = grid(layer, *x.shape[:2])
     y, _ = layer(x, positions=positions)
@@ -113,30 +140,34 @@ def check_batch(layer) -> None:
         assert_close(y[row : row + 1], alone)
 
 
-def check_chosen(layer) -> None:
-    """Tokens that are asked for alone come out as among all, and so do gradients, whatever is in the padding."""
+def check_queries(layer) -> None:
+    """Outputs and gradients of selected queries equal those among all tokens, whatever the padding contains."""
     x = inputs(layer)
     positions = grid(layer, *x.shape[:2])
-    chosen = torch.tensor([[0, 12], [7, 7]])
+    queries = torch.tensor([[0, 12], [7, 7]])
     mask = torch.ones(x.shape[:2], dtype=torch.bool)
     mask[:, 9:11] = mask[1, 15:] = False
-    for key_mask in (None, mask):
-        given = x if key_mask is None else x.masked_fill(~mask.unsqueeze(-1), 100.0)
+    calls = [{}, {"key_mask": mask}]
+    if layer.attention.position.two_sided:  # the outputs of global tokens alone need no decay
+        global_mask = torch.zeros_like(mask).scatter(1, queries, True)
+        calls += [{**call, "global_mask": global_mask} for call in calls]
+    for call in calls:
+        content = x.masked_fill(~mask.unsqueeze(-1), 100.0) if "key_mask" in call else x
         found = []
-        for asked in (None, chosen):
-            leaf = given.clone().requires_grad_()
-            y, _ = layer(leaf, positions=positions, key_mask=key_mask, chosen=asked)
-            y = y if asked is not None else y[torch.arange(2).unsqueeze(1), chosen]
+        for selected in (None, queries):
+            leaf = content.clone().requires_grad_()
+            y, _ = layer(leaf, positions=positions, queries=selected, **call)
+            y = y if selected is not None else y[torch.arange(2).unsqueeze(1), queries]
             leaves = [leaf, *(p for p in layer.parameters() if p.requires_grad)]
             found.append([y, *torch.autograd.grad(y.square().sum(), leaves, allow_unused=True)])
-        for actual, expected in zip(*found, strict=True):
+        for expected, actual in zip(*found, strict=True):
             assert (actual is None) == (expected is None), "one of them has no gradient"
             if actual is not None and expected is not None:
                 assert_close(actual, expected)
 
 
 def check_resume(layer) -> None:
-    """Split anywhere and gone on from the state, also a token at a time, it is as in one call."""
+    """A sequence split anywhere and resumed from the state, also token by token, gives the same as one call."""
     x = inputs(layer)
     batch, length, _ = x.shape
     positions = grid(layer, batch, length)
@@ -144,46 +175,86 @@ def check_resume(layer) -> None:
     for cuts in ([0, 1, length], [0, 8, 16, length], [0, length - 1, length], list(range(length + 1))):
         state, parts = None, []
         for start, stop in itertools.pairwise(cuts):
-            piece = None if positions is None else positions[:, start:stop]
-            y, state = layer(x[:, start:stop], positions=piece, state=state)
+            y, state = layer(x[:, start:stop], positions=part(positions, slice(start, stop)), state=state)
             parts.append(y)
         assert_close(torch.cat(parts, dim=1), expected)
 
 
 def check_packed(layer) -> None:
-    """Sequences packed into one row come out as they do alone, and a packed row can be split anywhere."""
+    """Sequences packed into one row give the same as alone, and a packed row can be split anywhere."""
     lengths = (3, 9, 1, 8)
     x = inputs(layer, length=sum(lengths))
     batch, length, _ = x.shape
     positions = grid(layer, batch, length)
     segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).expand(batch, -1).contiguous()
     packed, _ = layer(x, positions=positions, segments=segments)
-    start = 0
-    for size in lengths:
-        part = slice(start, start + size)
-        alone, _ = layer(x[:, part], positions=None if positions is None else positions[:, part])
-        assert_close(packed[:, part], alone)
-        start += size
+    for start, stop in itertools.pairwise(itertools.accumulate(lengths, initial=0)):
+        alone, _ = layer(x[:, start:stop], positions=part(positions, slice(start, stop)))
+        assert_close(packed[:, start:stop], alone)
     if layer.attention.causal:
         for cut in (3, 5, 12, 20):
-            first, state = layer(x[:, :cut], positions=None if positions is None else positions[:, :cut], segments=segments[:, :cut])
-            rest, _ = layer(
-                x[:, cut:], positions=None if positions is None else positions[:, cut:], segments=segments[:, cut:], state=state
-            )
+            before, after = slice(cut), slice(cut, None)
+            first, state = layer(x[:, before], positions=part(positions, before), segments=segments[:, before])
+            rest, _ = layer(x[:, after], positions=part(positions, after), segments=segments[:, after], state=state)
             assert_close(torch.cat([first, rest], dim=1), packed)
 
 
 def check_relative(layer) -> None:
-    """Positions moved all by the same change nothing; moved apart they do."""
+    """Moving all positions by the same distance changes nothing; moving them apart does."""
     x = inputs(layer)
-    batch, length, _ = x.shape
-    positions = grid(layer, batch, length)
-    if positions is None:
-        positions = torch.arange(length).view(1, -1, 1).expand(batch, -1, -1)
+    positions = _positions(layer, x)
     expected, _ = layer(x, positions=positions)
     shift = torch.tensor([10**6, -(10**5), 17])[: layer.axes]
     assert_close(layer(x, positions=positions + shift)[0], expected)
     assert (layer(x, positions=positions * 3)[0] - expected).abs().max() > 1e-8, "distance does not matter"
+
+
+def check_global_tokens(layer) -> None:
+    """With a two-sided decay, global tokens have weight 1 in both directions within their segment, and take no step."""
+    x = inputs(layer)
+    batch, length, _ = x.shape
+    positions = _positions(layer, x)
+    global_mask = torch.zeros(batch, length, dtype=torch.bool)
+    global_mask[:, [0, 7, 8]] = global_mask[1, 16] = True
+    mask = torch.ones(batch, length, dtype=torch.bool)
+    mask[:, 3:5] = mask[1, 16:] = False  # a global token can be masked
+    segments = (torch.arange(length) >= 10).long().expand(batch, -1)
+    for key_mask, packed in itertools.product((None, mask), (None, segments)):
+        y, _ = layer(x, positions=positions, key_mask=key_mask, segments=packed, global_mask=global_mask)
+        expected = two_sided_reference(layer, x, positions, key_mask, packed, global_mask)
+        real = mask if key_mask is not None else torch.ones_like(mask)
+        assert_close(y[real], expected[real])
+
+
+def two_sided_reference(
+    layer, x: Tensor, positions: Tensor, mask: Tensor | None, segments: Tensor | None, global_mask: Tensor, global_steps: bool = False
+) -> Tensor:
+    """Compute a layer with a two-sided decay by ``ops.reference``; ``global_steps`` makes global tokens take a step, which is wrong."""
+    attention = layer.attention
+    batch, length, _ = x.shape
+    mask = torch.ones(batch, length, dtype=torch.bool) if mask is None else mask
+    segments = torch.zeros(batch, length) if segments is None else segments
+    visible = (segments.unsqueeze(-1) == segments.unsqueeze(-2)) & mask.unsqueeze(-2)  # b l l
+    takes_step = visible if global_steps else visible & ~global_mask.unsqueeze(-2)
+    ranks = [reference.ranks(positions, head % layer.axes, takes_step) for head in range(attention.num_heads)]
+    q, k, v = (layer.heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
+    plain = attention.feature_map(q), attention.feature_map(k)
+    tables = attention.position.tables(positions)
+    out = reference.kernel_attention(
+        *(attention.position.transform(features, tables) for features in plain),
+        v,
+        visible=visible.unsqueeze(1),
+        decay=reference.decay_weights(attention.position.log_decay().double().exp(), torch.stack(ranks, dim=1), global_mask),
+        plain=plain if attention.normalizer == "plain" else None,
+    )
+    return layer.output(out.transpose(1, 2).flatten(2))
+
+
+def _positions(layer, x: Tensor) -> Tensor:
+    """Return explicit positions: the grid, or 0, 1, … with one axis."""
+    batch, length, _ = x.shape
+    positions = grid(layer, batch, length)
+    return torch.arange(length).view(1, -1, 1).expand(batch, -1, -1) if positions is None else positions
 
 
 CHECKS = {
@@ -192,12 +263,13 @@ CHECKS = {
         check_causal,
         check_no_poison,
         check_padding,
-        check_hidden_keys,
-        check_all_hidden,
+        check_masked_keys,
+        check_all_masked,
         check_batch,
-        check_chosen,
+        check_queries,
         check_resume,
         check_packed,
         check_relative,
+        check_global_tokens,
     )
 }

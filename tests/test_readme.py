@@ -45,11 +45,11 @@ def test_the_blocks_run_and_their_additions_hold(in_folder):
     for attention in ("softmax", "linear"):
         for causal in (False, True):
             layer = build(attention, [("alibi", {})], hidden_size=32, num_heads=2, causal=causal).double()
-            names = ["padding", "hidden_keys", "all_hidden", "batch", "packed", "relative", *(["causal", "resume"] if causal else [])]
+            names = ["padding", "masked_keys", "all_masked", "batch", "packed", "relative", *(["causal", "resume"] if causal else [])]
             for name in names:
                 checks.CHECKS[name](layer)
     layer = build("mean", hidden_size=32, num_heads=2).double()
-    for name in ("padding", "hidden_keys", "all_hidden", "batch"):
+    for name in ("padding", "masked_keys", "all_masked", "batch"):
         checks.CHECKS[name](layer)
     layer = build("linear", [("permute", {})], hidden_size=32, num_heads=2, causal=True, feature_map="softplus").double()
     for name in ("causal", "padding", "resume", "packed"):
@@ -75,8 +75,8 @@ def with_numbers(page: Path) -> str:
     text = page.read_text()
     for part in re.findall(r"<!-- (\w+) -->", text):
         rows = NUMBERS[part]()
-        if part in ("import", "long", "pairs", "kernel", "registers"):  # in a sentence
-            text = re.sub(rf"<!-- {part} -->.*?(?= times| \(`python| %| registers)", f"<!-- {part} -->{rows[0]}", text)
+        if part in ("import", "long", "pairs", "kernel"):  # in a sentence
+            text = re.sub(rf"<!-- {part} -->.*?(?= times| \(`python| %)", f"<!-- {part} -->{rows[0]}", text)
         elif part.startswith("output_"):
             text = re.sub(rf"(<!-- {part} -->\n```text\n).*?(?=^```)", lambda found, rows=rows: found[1] + rows[0], text, flags=re.M | re.S)
         else:
@@ -236,12 +236,6 @@ def kernel() -> list[str]:
 def length() -> list[str]:
     table = experiment("length")
     return [" | ".join([row.leads[0], *(table.cell(row, column).text for column in table.columns)]) for row in table.rows]
-
-
-def registers() -> list[str]:
-    found = lines("compile", "gpu")
-    assert not any(row["spill_stores_bytes"] or row["spill_loads_bytes"] for row in found), "the page says that none spills"
-    return [str(max(row["registers"] for row in found))]
 
 
 def decode_times() -> list[str]:
@@ -405,7 +399,7 @@ NUMBERS |= {"bars": bars, "profile": profile, **{f"bench_{sweep}": functools.par
 NUMBERS |= {
     name: functools.partial(scaling, part) for part, name in enumerate(("causal_time", "causal_memory", "model_time", "model_memory"))
 }
-NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length, "registers": registers}
+NUMBERS |= {"table1": table1, "table4": table4, "kernel": kernel, "length": length}
 NUMBERS |= {"choose_time": functools.partial(scaling, 0), "choose_decode": decode_times, "front": front, "names": names}
 NUMBERS |= {"minutes": minutes, "unrun": unrun}
 COMMANDS = {"check": "permuteformer data check", "train": "permuteformer train", "labels": "cat labels.csv"}

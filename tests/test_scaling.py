@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM
-from permuteformer.models.summary import summarize
-from permuteformer.ops.blocks import block_length
-from permuteformer.ops.halves import absorb_keys
-from permuteformer.ops.state import count_positions
+from permuteformer.models.inspection import summarize
+from permuteformer.ops import linear
+from permuteformer.ops.call import LinearCall
+from permuteformer.ops.torch_backend import block_length
 
 ROOT = Path(__file__).parent.parent
 LENGTH = 512
@@ -38,7 +38,7 @@ def test_the_page_has_the_tables(scaling):
     assert f"<!-- seconds -->\n{scaling.seconds_table()}\n" in page
     assert f"<!-- communication -->\n{scaling.communication_table()}\n" in page
     layer = scaling.layer_flops()
-    assert f"spreading adds {4 * layer.spreading:,} to {layer.training - 4 * layer.spreading:,}" in " ".join(page.split())
+    assert f"sharding adds {4 * layer.sharding:,} to {layer.training - 4 * layer.sharding:,}" in " ".join(page.split())
 
 
 def test_the_model_is_the_preset(scaling, config):
@@ -46,33 +46,31 @@ def test_the_model_is_the_preset(scaling, config):
     assert (model.layers, model.hidden, model.heads) == (config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
     assert model.feed_forward == config.intermediate_size
     assert model.features == model.values == config.hidden_size // config.num_attention_heads
-    assert model.block == block_length(model.heads, model.features, model.values, causal=True)
+    assert model.block == block_length(model.heads, model.features, model.values, scans=True)
     assert scaling.parameters() == summarize(config, 8).parameters
 
 
 def test_work_forwards_and_in_training(scaling, config, monkeypatch):
-    monkeypatch.setenv("PERMUTEFORMER_BACKEND", "torch")  # torch counts its own products
+    monkeypatch.setattr(linear, "DEFAULT_BACKEND", "torch")  # torch counts its own products
     layer, output = scaling.layer_flops(), 2 * scaling.MODEL.hidden * scaling.MODEL.vocabulary
-    forward = config.num_hidden_layers * (layer.forward - layer.spreading) + output
+    forward = config.num_hidden_layers * (layer.forward - layer.sharding) + output
     assert summarize(config, LENGTH).flops_per_token == pytest.approx(forward, rel=1e-3)
     one = PermuteFormerForCausalLM(PermuteFormerConfig(**{**config.to_diff_dict(), "num_hidden_layers": 1}))
-    expected = layer.training - 4 * layer.spreading - 2 * layer.care + 3 * output  # on a CPU
+    expected = layer.training - 4 * layer.sharding - 2 * layer.care + 3 * output  # on a CPU
     with FlopCounterMode(display=False) as counter:
         one(torch.randint(0, 259, (1, LENGTH)), use_cache=False).logits.sum().backward()
     assert counter.get_total_flops() / LENGTH == pytest.approx(expected, rel=1e-3)
 
 
-def test_work_of_spreading(scaling):
+def test_work_of_sharding(scaling):
     model = scaling.MODEL
     k, v = (torch.rand(1, model.heads, LENGTH, size, requires_grad=True) for size in (model.features, model.values))
-    positions = count_positions(torch.zeros(1, dtype=torch.int64), LENGTH, None)
+    call = LinearCall(k[:, :, :0], k, v, torch.relu, model.features, causal=True, log_decay=torch.full((model.heads,), -0.1))
     with FlopCounterMode(display=False) as counter:
-        steps = LENGTH - 1 - positions[..., 0]
-        log_decay = torch.full((model.heads,), -0.1)
-        state = absorb_keys(k, v, feature_map=torch.relu, positions=positions, log_decay=log_decay, steps=steps)
-        assert counter.get_total_flops() / LENGTH == scaling.layer_flops().spreading
+        _, state = linear.run(call)
+        assert counter.get_total_flops() / LENGTH == scaling.layer_flops().sharding
         (state.kv.sum() + state.z.sum()).backward()
-    assert counter.get_total_flops() / LENGTH == pytest.approx(4 * scaling.layer_flops().spreading, rel=0.01)
+    assert counter.get_total_flops() / LENGTH == pytest.approx(4 * scaling.layer_flops().sharding, rel=0.01)
 
 
 def test_turns_of_the_scan(scaling):

@@ -62,7 +62,7 @@ LONG = (
     ("permuteformer.reproduce.run", "run"),
     ("permuteformer.reproduce.estimate", "estimate"),
     ("permuteformer.reproduce.estimate", "measured_rate"),
-    ("permuteformer.models.summary", "summarize"),
+    ("permuteformer.models.inspection", "summarize"),
     ("permuteformer.models.inspection", "inspect"),
     ("permuteformer.models.convert", "convert_checkpoint"),
     ("permuteformer.report", "write_report"),

@@ -18,7 +18,7 @@ from permuteformer.models import (
     PermuteFormerForCausalLM,
     PermuteFormerForSequenceClassification,
 )
-from permuteformer.models.loading import quietly
+from permuteformer.models.loading import silence_transformers
 from permuteformer.models.presets import PRESETS
 from permuteformer.models.tokenizer import word_tokenizer
 from permuteformer.train.saved import vocabulary
@@ -82,7 +82,7 @@ class Saved:
             files[random.choice(("part.safetensors", "model.safetensors"))] = files.pop("model.safetensors")
         for name, content in files.items():
             (self.folder / name).write_bytes(content)
-        with quietly():
+        with silence_transformers():
             PermuteFormerForSequenceClassification.from_pretrained(self.folder, local_files_only=True)
         return True
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         PermuteFormerForTokenClassification,
         PermuteFormerModel,
     )
+    from permuteformer.ops.call import LinearState
     from permuteformer.ops.feature_map import FEATURE_MAPS, feature_map
     from permuteformer.ops.linear import linear_attention
-    from permuteformer.ops.state import LinearState
     from permuteformer.positions import POSITIONS, Compose, PositionEncoding
     from permuteformer.positions.decay import Decay
     from permuteformer.positions.permute import Permute
@@ -43,7 +43,7 @@ _MODULES = {
     ),
     "permuteformer.ops.feature_map": ("FEATURE_MAPS", "feature_map"),
     "permuteformer.ops.linear": ("linear_attention",),
-    "permuteformer.ops.state": ("LinearState",),
+    "permuteformer.ops.call": ("LinearState",),
     "permuteformer.positions": ("POSITIONS", "Compose", "PositionEncoding"),
     "permuteformer.positions.decay": ("Decay",),
     "permuteformer.positions.permute": ("Permute",),

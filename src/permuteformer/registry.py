@@ -1,4 +1,4 @@
-"""A registry of classes by name: one file of a package is one entry, and the constructor's signature is its schema."""
+"""A registry of classes by name: each module of a package registers its class, and constructor arguments are the options."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T", bound=type)
 
 
 class Registry(Generic[T]):
-    """Names to classes. The modules of ``package`` are imported at the first look-up, not before.
+    """Maps names to classes. The modules of ``package`` are imported at the first look-up.
 
-    A class from outside the package joins in by the same decorator:
+    Classes outside the package are registered in the same way:
 
     >>> from permuteformer.positions import POSITIONS, PositionEncoding
     >>> @POSITIONS.register("nowhere")
@@ -33,25 +33,24 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Class decorator: enter the class under ``name``. A name that is taken is refused."""
+        """Return a class decorator that registers a class under ``name``; raise if another class has that name."""
 
         def enter(entry: T) -> T:
             if not entry.__module__.startswith(self._package + "."):
-                self._discover()  # so that a name of the package's own is known to be taken
+                self._discover()  # to know the names of the package's own classes
             if self._entries.get(name, entry) is not entry:
-                raise ValueError(f"{self.kind} {name!r} is already {self._entries[name].__qualname__}; choose another name")
+                raise ValueError(f"{self.kind} {name!r} is already {self._entries[name].__qualname__}: choose another name")
             self._entries[name] = entry
             return entry
 
         return enter
 
     def remove(self, name: str) -> None:
-        """Forget an entry (tests and notebooks re-register)."""
+        """Remove a class, so that its name is free again."""
         del self._entries[name]
 
     def __getitem__(self, name: str) -> T:
-        self._discover()
-        if name not in self._entries:
+        if name not in self:
             raise ValueError(unknown(self.kind, name, self))
         return self._entries[name]
 
@@ -64,25 +63,21 @@ class Registry(Generic[T]):
         return iter(sorted(self._entries))
 
     def name_of(self, entry: type) -> str:
-        """The name a class stands under, for messages; its own name if it stands under none."""
+        """Return the name of a class, for messages; its ``__name__`` if it is not registered."""
         return next((name for name, known in self._entries.items() if known is entry), entry.__name__)
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """The constructor's parameters: what may be set."""
+        """Return the parameters of the constructor."""
         return dict(inspect.signature(self[name]).parameters)
 
     def build(self, name: str, arguments: Mapping[str, Any], structure: Mapping[str, Any]) -> Any:
-        """Construct ``name`` from the user's ``arguments`` and from what the surroundings know.
-
-        Of ``structure`` (head count, sizes) the constructor takes what it names; of ``arguments`` nothing may be left over.
-        """
-        options = self.options(name)
+        """Construct ``name`` from the user's ``arguments`` and from those of ``structure`` (heads, sizes) that the constructor has."""
         self.check(name, arguments, structure)
-        known = {key: value for key, value in structure.items() if key in options}
-        return self[name](**known, **arguments)
+        options = self.options(name)
+        return self[name](**{key: value for key, value in structure.items() if key in options}, **arguments)
 
     def check(self, name: str, arguments: Mapping[str, Any], structure: Iterable[str]) -> None:
-        """Raise where an argument is none of the constructor's, or one that ``structure`` decides."""
+        """Raise if an argument is not one of the constructor's, or is set by ``structure``."""
         free = [option for option in self.options(name) if option not in structure]
         for argument in arguments:
             if argument not in free:
@@ -96,8 +91,8 @@ class Registry(Generic[T]):
             self._discovered = True
 
 
-def unknown(kind: str, name: object, known: Any) -> str:
-    """The sentence for a name that is not known: what there is, and the nearest to what was asked."""
+def unknown(kind: str, name: object, known: Iterable[Any]) -> str:
+    """Return the message for an unknown name: the nearest known name, and all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name)[:100], names, n=1)
     hint = f"did you mean {near[0]!r}? There is" if near else "there is"

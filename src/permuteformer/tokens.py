@@ -1,22 +1,24 @@
-"""How text and images become tokens, once for models and tasks."""
+"""Token ids of text and images, shared by models and tasks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 
 import torch
 from torch import Tensor
 
 CLS, SEP = 1, 2
-"""Beginning and end of a text, as the paper's authors number them."""
+"""Ids before and after a text, as the paper's authors number them."""
+UNK, EOS, EOS_ID = "<unk>", "</s>", 2
+"""Special words of a vocabulary of words."""
 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Values 0 … count − 1 (bytes, pixels, symbols) as token ids, among those that mean something else.
+    """Maps values 0 … count − 1 (bytes, pixels, symbols) to token ids, next to the ids of special tokens.
 
     >>> Alphabet.paper(256)
     Alphabet(count=256, pad=0, first=3, cls=1, sep=2)
@@ -33,27 +35,27 @@ class Alphabet:
 
     @classmethod
     def paper(cls, count: int) -> Alphabet:
-        """As the paper's authors: PAD 0, CLS 1, SEP 2, values from 3 on."""
+        """Return the ids of the paper's authors: PAD 0, CLS 1, SEP 2, values from 3 on."""
         return cls(count, pad=0, first=3, cls=CLS, sep=SEP)
 
     @classmethod
     def lra(cls, count: int) -> Alphabet:
-        """As Long-Range Arena for text: PAD 0, values from 1 on. Its models put CLS before the sequence; here it is the last id."""
+        """Return the ids of Long-Range Arena for text: PAD 0, values from 1 on. CLS, which its models prepend, is the last id here."""
         return cls(count, pad=0, first=1, cls=count + 1)
 
     @classmethod
     def lra_pixels(cls) -> Alphabet:
-        """As Long-Range Arena for images: ids are the pixels themselves; all images are of one size, so nothing is padded. CLS is 256."""
+        """Return the ids of Long-Range Arena for images: the pixels themselves, and CLS 256. All images have one size: no padding."""
         return cls(256, pad=0, first=0, cls=256)
 
     @property
     def size(self) -> int:
-        """Ids in all."""
+        """Number of ids."""
         return max(self.pad, self.first + self.count - 1, self.cls or 0, self.sep or 0) + 1
 
     @property
     def padding(self) -> int | None:
-        """The token that says nothing; ``None`` where it is a value too.
+        """The padding id; ``None`` if it is the id of a value too.
 
         >>> Alphabet.paper(256).padding, Alphabet.lra_pixels().padding
         (0, None)
@@ -62,18 +64,18 @@ class Alphabet:
 
     @property
     def specials(self) -> int:
-        """Tokens that are put around a sequence."""
+        """Number of tokens added around a sequence."""
         return (self.cls is not None) + (self.sep is not None)
 
 
 PAPER = Alphabet.paper(256)
-"""Bytes and pixels as in the paper's models, and of ``ByteTokenizer``."""
+"""Bytes and pixels of the paper's models and of ``ByteTokenizer``."""
 
 
 def image_tokens(images: Tensor, alphabet: Alphabet = PAPER) -> tuple[Tensor, Tensor]:
-    """Tokens ``b l`` and positions ``b l 2`` (column, row) of gray images ``b height width`` of 0 … 255.
+    """Return tokens ``b l`` and positions ``b l 2`` (column, row) of gray images ``b height width`` with values 0 … 255.
 
-    Pixels come row by row. CLS stands at (0, 0) and SEP at the last pixel, as in the paper's models, where the alphabet has them.
+    Pixels are in raster order. CLS is at (0, 0) and SEP at the last pixel, as in the paper's models, if the alphabet has them.
 
     >>> tokens, positions = image_tokens(torch.tensor([[[0, 255], [7, 8]]], dtype=torch.uint8))
     >>> tokens.tolist(), positions[0].tolist()
@@ -81,12 +83,12 @@ def image_tokens(images: Tensor, alphabet: Alphabet = PAPER) -> tuple[Tensor, Te
     """
     if images.dim() != 3 or images.is_floating_point() or images.is_complex():
         raise ValueError(
-            f"images must be whole numbers 0 … 255 of shape (batch, height, width); they are {images.dtype} of shape "
-            f"{tuple(images.shape)}: turn colours to gray, and scale to 0 … 255, first"
+            f"images must be integers of shape (batch, height, width), got {images.dtype} of shape {tuple(images.shape)}: convert colours "
+            "to gray and scale values to 0 … 255"
         )
     tokens = images.flatten(1).long()
     if tokens.numel() and (tokens.amin() < 0 or tokens.amax() > 255):
-        raise ValueError(f"images must be from 0 to 255; they are from {int(tokens.amin())} to {int(tokens.amax())}")
+        raise ValueError(f"images must have values from 0 to 255, got {int(tokens.amin())} to {int(tokens.amax())}")
     batch, height, width = images.shape
     tokens = tokens + alphabet.first
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
@@ -100,36 +102,30 @@ def image_tokens(images: Tensor, alphabet: Alphabet = PAPER) -> tuple[Tensor, Te
     return tokens, positions.to(tokens.device).expand(batch, -1, -1)
 
 
-UNK, EOS, EOS_ID = "<unk>", "</s>", 2
-
-
 def word_list(lines: Iterable[str], *, min_frequency: int = 1, pad_token: str | None = "<pad>", pad_to_multiple_of: int = 8) -> list[str]:
-    """The words of a text, as a vocabulary: PAD is 0, ``<unk>`` 1, ``</s>`` 2; then come words by falling frequency, equally frequent
-    ones as they appear first, and unused tokens up to the multiple. With ``pad_token=None`` it is ``<pad>``, or another that is no word.
+    """Return the vocabulary of a text: PAD 0, ``<unk>`` 1, ``</s>`` 2, then words by falling frequency, ties by first appearance.
+
+    Unused tokens fill it up to the multiple. ``pad_token=None`` chooses ``<pad>``, or ``<pad1>``, … if the text has that word.
 
     >>> word_list(["the cat and", "", "the dog"])
     ['<pad>', '<unk>', '</s>', 'the', 'cat', 'and', 'dog', '<unused0>']
     """
     for name, value in {"min_frequency": min_frequency, "pad_to_multiple_of": pad_to_multiple_of}.items():
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number from 1 on; it is {value!r}")
+            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split())
     if pad_token is None:
         pad_token = next(token for n in count() if (token := f"<pad{n or ''}>") not in counts)
     if pad_token in counts or pad_token in (UNK, EOS) or pad_token.split() != [pad_token]:
-        raise ValueError(
-            f"pad_token must be a word that is not in the text, nor {UNK!r} or {EOS!r}; it is {pad_token!r}: give another, as '[PAD]'"
-        )
-    words = [word for word, count in counts.items() if count >= min_frequency and word not in (UNK, EOS)]
+        raise ValueError(f"pad_token must be a word that the text does not have, nor {UNK!r} or {EOS!r}, got {pad_token!r}: try '[PAD]'")
+    words = [word for word, frequency in counts.most_common() if frequency >= min_frequency and word not in (UNK, EOS)]
     if not words:
         most = max(counts.values(), default=0)
         raise ValueError(
-            f"the vocabulary would be empty: source has {counts.total()} words, the most frequent {most} times, and min_frequency is "
-            f"{min_frequency}"
+            f"the vocabulary is empty: source has {counts.total()} words, the most frequent {most} times; min_frequency={min_frequency}"
         )
-    words.sort(key=lambda word: -counts[word])  # a stable sort: words are in order of first appearance
     tokens = [pad_token, UNK, EOS, *words]
-    unused = (f"<unused{n}>" for n in range(len(counts) + pad_to_multiple_of))
-    return tokens + list(islice((token for token in unused if token not in counts), -len(tokens) % pad_to_multiple_of))
+    unused = (token for n in count() if (token := f"<unused{n}>") not in counts)
+    return tokens + [next(unused) for _ in range(-len(tokens) % pad_to_multiple_of)]

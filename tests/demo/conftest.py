@@ -1,4 +1,4 @@
-"""A page that is really served, with a model of weights that nobody trained."""
+"""A running server, with models of random weights."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ def model(folder, kind):
             PermuteFormerConfig.preset("permuteformer-text", **SIZES, num_labels=2, id2label=names)
         )
     with torch.no_grad():
-        for weight in made.parameters():  # far from each other, so that answers differ
+        for weight in made.parameters():  # large weights, so that answers differ
             weight.add_(torch.randn_like(weight) / weight.shape[-1] ** 0.5)
     made.save_pretrained(folder)
     return load_any(folder)
@@ -56,7 +56,7 @@ def speaker(tmp_path_factory):
 
 
 def ask(server, path, body=None, method=None, headers=None, raw=None):
-    """Status, headers and what the body says."""
+    """Return status, headers and the decoded body."""
     connection = HTTPConnection(HOST, server.server_port, timeout=120)
     content = raw if raw is not None else None if body is None else json.dumps(body).encode()
     given = {"Content-Type": "application/json"} if content is not None else {}

@@ -1,4 +1,4 @@
-"""The page in a real browser: clicks, typing and keys do what they should, on a wide screen and a telephone, in light and in dark."""
+"""The page in a real browser: mouse and keyboard, wide and narrow windows, light and dark colours."""
 
 import pytest
 from demo.conftest import serving
@@ -33,21 +33,21 @@ def page(window, reading):
     window.until(READY)
     yield window
     assert window.problems == []
-    assert all(request.startswith((reading, "data:")) for request in window.requests)  # it asks nobody else
+    assert all(request.startswith((reading, "data:")) for request in window.requests)  # no requests to other hosts
 
 
 def text(page, id):
     return page.run(f"document.getElementById('{id}').textContent")
 
 
-def test_the_slider_moves_features_by_the_keyboard(page):
+def test_the_keyboard_moves_the_position(page):
     page.run("document.getElementById('position').focus()")
-    assert "16 of 16 features stand where they began." in text(page, "back")
+    assert text(page, "back").startswith("16 of 16")
     page.press("ArrowRight")
     page.until("document.getElementById('position').value === '1'")
     moved = page.run("head.places[1].filter((feature, place) => feature === place).length")
     assert text(page, "back").startswith(f"{moved} of 16")
-    assert "At distance 1 it is" in text(page, "score-told")
+    assert page.run("head.permuteformer[1].toFixed(3)") in text(page, "score-text")
     page.press("End")
     page.until("document.getElementById('position-shown').value === '64'")
     where = page.run("beads.map((bead) => bead.at)")
@@ -65,24 +65,63 @@ def test_every_control_changes_the_head(page):
     page.press("ArrowRight")
     page.until("head.axis.length === 20")
     assert page.run("document.querySelectorAll('#rings g').length") == 20
-    page.click("input[name=axes][value='2']")
+    page.click("input[name=kind][value=image]")
     page.until("head.order.length === 2")
-    assert page.run("!document.getElementById('row-control').hidden && document.getElementById('decay').disabled")
-    page.click("input[name=axes][value='1']")
+    assert page.run("!document.getElementById('row-control').hidden")
+    page.click("input[name=kind][value=lm]")
     page.until("head.order.length === 1 && head.r !== null")
-    page.run("const r = document.getElementById('decay'); r.value = 'none'; r.dispatchEvent(new Event('input', {bubbles: true}))")
+    change(page, "decay", "none")
     page.until("head.r === null")
 
 
-def test_a_wrong_number_gets_the_servers_sentence_and_a_right_one_takes_it_back(page):
+def change(page, id, value):
+    page.run(f"document.getElementById('{id}').value = '{value}'")
+    page.run(f"document.getElementById('{id}').dispatchEvent(new Event('input', {{bubbles: true}}))")
+
+
+def visible(page, kind):
+    return page.run(f"[...document.querySelectorAll('[data-kind~={kind}]')].every((one) => !one.hidden)")
+
+
+def test_an_encoder_decays_on_both_sides(page):
+    assert visible(page, "lm")
+    assert not visible(page, "encoder")
+    assert page.run("head.map.permuteformer[0].slice(1).every((weight) => weight === 0) && head.distances[0] === 0")
+    page.click("input[name=kind][value=encoder]")
+    page.until("head.two_sided")
+    assert visible(page, "encoder")
+    assert not visible(page, "lm")
+    assert page.run("head.map.permuteformer[0][1] > 0 && head.distances[0] < 0")
+    assert page.run("head.half_life") == pytest.approx(1)  # the default of the first head
+    change(page, "decay", "number")
+    page.until("head.r === 0.9")
+    assert page.run("!document.getElementById('rate-control').hidden")
+    assert page.run("document.querySelectorAll('#scores .similarity').length === head.distances.length")
+
+
+def test_an_image_names_the_axis_of_its_head(page):
+    page.click("input[name=kind][value=image]")
+    page.until("head.axes === 2 && head.decay_axis === 0")
+    assert "rows" in text(page, "along")
+    change(page, "head", 1)
+    page.until("head.decay_axis === 1")
+    assert "columns" in text(page, "along")
+    shades = page.run("[...document.getElementById('permuteformer').getContext('2d').getImageData(0, 0, 15, 15).data]")
+    assert shades[4 * (8 * 15 + 7)] < shades[4 * (7 * 15 + 8)]  # the next pixel of the column is darker than that of the row
+    change(page, "decay", "none")
+    page.until("head.r === null")
+    assert text(page, "along") == ""
+
+
+def test_a_bad_number_gets_the_message_of_the_server(page):
     page.run("document.getElementById('head').focus(); document.getElementById('head').select()")
     page.write("99")
     page.until("!document.getElementById('problem').hidden")
-    assert "head must be a whole number from 0 to 7; it is 98" in text(page, "problem")
+    assert "0 to 7, got 99" in text(page, "problem")
     page.run("document.getElementById('head').select()")
     page.write("2")
     page.until("document.getElementById('problem').hidden")
-    page.problems.clear()  # the browser notes every answer that is no 200
+    page.problems.clear()  # the browser logs every status that is not 200
 
 
 def test_play_and_pause_with_the_keyboard(page):
@@ -94,7 +133,7 @@ def test_play_and_pause_with_the_keyboard(page):
     assert text(page, "play") == "Play"
 
 
-def test_a_text_is_typed_and_its_answer_explained(page):
+def test_a_typed_text_is_predicted_and_explained(page):
     page.click("#text")
     page.write("a good <b>film</b>")
     page.click("#predict")
@@ -102,7 +141,7 @@ def test_a_text_is_typed_and_its_answer_explained(page):
     assert "%" in text(page, "bars")
     page.click("#explain")
     page.until("!document.getElementById('attribution').hidden")
-    assert "add up to the difference" in text(page, "attribution-told")
+    assert text(page, "attribution-text")
     assert text(page, "attributed") == "a good <b>film</b>"
     assert page.run("document.querySelectorAll('#attributed b').length") == 0
     assert page.run("document.querySelectorAll('#attributed .for2, #attributed .against2').length") >= 1
@@ -121,9 +160,9 @@ def test_a_text_is_generated_and_stopped(window, speaker):
         window.until("document.getElementById('spoken').textContent.length > 30")
         window.click("#stop")
         window.until("document.getElementById('stop').hidden && !document.getElementById('generate').disabled")
-        said = text(window, "spoken")
-        assert said.startswith("Once")
-        assert len(said) < 2000
+        generated = text(window, "spoken")
+        assert generated.startswith("Once")
+        assert len(generated) < 2000
         window.run("document.getElementById('tokens').value = 5")
         window.run("document.getElementById('generate').focus()")
         window.press("Enter")
@@ -132,7 +171,7 @@ def test_a_text_is_generated_and_stopped(window, speaker):
     assert window.problems == []
 
 
-def test_an_image_is_chosen_and_its_pixels_are_shown(window, image_run, tmp_path):  # noqa: F811
+def test_a_chosen_image_is_explained(window, image_run, tmp_path):  # noqa: F811
     window.problems.clear()
     (tmp_path / "one.png").write_bytes(png(6, 250))
     with serving(load(image_run)) as server:
@@ -140,7 +179,7 @@ def test_an_image_is_chosen_and_its_pixels_are_shown(window, image_run, tmp_path
         window.until(READY)
         window.click("#explain")
         window.until("!document.getElementById('model-problem').hidden")
-        assert text(window, "model-problem") == "Choose an image first."
+        assert "image" in text(window, "model-problem")
         node = window.call("DOM.querySelector", nodeId=window.call("DOM.getDocument")["root"]["nodeId"], selector="#image")["nodeId"]
         window.call("DOM.setFileInputFiles", files=[str(tmp_path / "one.png")], nodeId=node)
         window.click("#explain")
@@ -151,7 +190,7 @@ def test_an_image_is_chosen_and_its_pixels_are_shown(window, image_run, tmp_path
     assert window.problems == []
 
 
-def test_two_texts_are_typed(window, pair_run):  # noqa: F811
+def test_two_typed_texts_are_explained(window, pair_run):  # noqa: F811
     with serving(load(pair_run)) as server:
         window.open(server.address, still=True)
         window.until(READY)
@@ -165,12 +204,12 @@ def test_two_texts_are_typed(window, pair_run):  # noqa: F811
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [400, 1200])
-def test_nothing_runs_over_the_side_and_colours_follow(page, reading, width, dark, tmp_path):
+def test_nothing_overflows_and_colours_follow_the_system(page, reading, width, dark, tmp_path):
     page.open(reading, width=width, dark=dark, still=True)
     page.until(READY)
-    for axes in (2, 1):
-        page.click(f"input[name=axes][value='{axes}']")
-        page.until(f"head.order.length === {axes}")
+    for kind, ready in {"image": "head.axes === 2", "encoder": "head.axes === 1 && head.two_sided", "lm": "!head.two_sided"}.items():
+        page.click(f"input[name=kind][value={kind}]")
+        page.until(ready)
         assert page.run("document.documentElement.scrollWidth") <= width
         boxes = "[...document.querySelectorAll('input, select, button, figure, svg, canvas')].map((one) => one.getBoundingClientRect())"
         assert page.run(f"{boxes}.every((box) => box.right <= innerWidth)")
@@ -179,7 +218,7 @@ def test_nothing_runs_over_the_side_and_colours_follow(page, reading, width, dar
     assert page.picture(tmp_path / "page.png").stat().st_size > 20_000
 
 
-def test_everything_has_a_name_and_can_be_reached_by_tab(page):
+def test_controls_have_names_and_can_be_reached_by_tab(page):
     assert page.run("[...document.querySelectorAll('input, select, textarea')].every((one) => one.labels.length > 0)")
     assert page.run("[...document.querySelectorAll('[role=img]')].every((one) => one.getAttribute('aria-label'))")
     page.run("document.activeElement.blur(); window.scrollTo(0, 0)")
@@ -199,7 +238,7 @@ def test_everything_has_a_name_and_can_be_reached_by_tab(page):
         "draw",
         "head",
         "decay",
-        "axes",
+        "kind",
         "alike",
         "play",
         "position",

@@ -1,17 +1,22 @@
-"""The numbers of the page are those of the library, and of the paper's formulas."""
+"""Numbers of the page, compared with the reference implementation and with closed forms."""
 
 import pytest
 import torch
 
-from permuteformer.demo.playground import DISTANCES, HEADS, STEPS, TOKENS, Choice, look
+from permuteformer.demo.playground import DEFAULT, DISTANCES, HEADS, SIDE, STEPS, TOKEN_SEED, TOKENS, Choice, look
+from permuteformer.ops import reference
+from permuteformer.ops.feature_map import relu_eps
+from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
+
+LM, ENCODER, IMAGE = {"axes": 1, "causal": True}, {"axes": 1, "causal": False}, {"axes": 2, "causal": False}
 
 
 def choice(**fields):
-    return Choice(**{"features": 16, "permutation": "random", "seed": 0, "head": 2, "r": "paper", "axes": 1, "alike": True, **fields})
+    return Choice(**{"features": 16, "permutation": "random", "seed": 0, "head": 2, "r": DEFAULT, "alike": True, **LM, **fields})
 
 
-def test_features_stand_where_the_permutation_puts_them():
+def test_features_by_position_are_powers_of_the_permutation():
     found = look(choice())
     power = torch.arange(16)
     permutation = Permute(HEADS, 16).permutation[2]
@@ -23,41 +28,121 @@ def test_features_stand_where_the_permutation_puts_them():
         assert [int(permutation[a]) for a in cycle["features"]] == [*cycle["features"][1:], cycle["features"][0]]
 
 
-def test_scores_fall_with_r_and_are_flat_without_any_position():
-    found, plain = look(choice()), look(choice(r=None))
-    assert found["permuteformer"] == pytest.approx([found["r"] ** d * s for d, s in enumerate(plain["permuteformer"])], abs=1e-4)
-    assert found["r"] ** found["half_life"] == pytest.approx(0.5)
-    order = int(plain["order"][0].replace(",", ""))
+@pytest.mark.parametrize("kind", [LM, ENCODER, IMAGE], ids=["lm", "encoder", "image"])
+@pytest.mark.parametrize("head", [2, 3])
+@pytest.mark.parametrize("r", [DEFAULT, 0.9, 1.0])
+def test_scores_decay_with_the_distance(kind, head, r):
+    found, plain = look(choice(head=head, r=r, **kind)), look(choice(head=head, r=None, **kind))
+    assert found["distances"] == list(range(0 if kind is LM else -DISTANCES, DISTANCES + 1))
+    for name in ("permuteformer", "similarity"):
+        expected = [found["r"] ** abs(d) * s for d, s in zip(found["distances"], plain[name], strict=True)]
+        assert found[name] == pytest.approx(expected, abs=2e-5)
+        assert max(found[name]) == found[name][found["distances"].index(0)] == 1
+    assert found["performer"] == [1.0] * len(found["distances"])
+    assert found["two_sided"] is (kind is not LM)
+
+
+def test_scores_repeat_after_the_order():
+    found = look(choice(r=None))
+    order = int(found["order"][0])
     assert order <= DISTANCES
-    assert plain["permuteformer"][order] == pytest.approx(1)
+    assert found["permuteformer"][order] == found["similarity"][order] == 1
+    x = relu_eps(tokens(1, 16))[0]
+    permutation = Permute(HEADS, 16).permutation[2]
+    assert found["permuteformer"][1] == pytest.approx(float(x @ x[permutation] / (x @ x)), abs=1e-5)
     nothing = look(choice(permutation="none", r=None))
-    assert nothing["permuteformer"] == nothing["performer"] == [1.0] * (DISTANCES + 1)
-    assert "16 of 16 features are never moved." in nothing["warnings"]
+    assert nothing["permuteformer"] == [1.0] * (DISTANCES + 1)
+    assert any("16 of 16" in warning for warning in nothing["warnings"])
 
 
-def test_weights_of_alike_tokens_depend_on_the_distance_alone():
-    found = look(choice())["map"]
-    for i in range(TOKENS):
-        assert found["performer"][i][: i + 1] == pytest.approx([1 / (i + 1)] * (i + 1), abs=1e-4)
-        assert sum(found["permuteformer"][i]) == pytest.approx(1, abs=1e-3)
-    last, before = found["permuteformer"][-1], found["permuteformer"][-2]
-    shares = [last[j + 1] / before[j] for j in range(TOKENS - 1) if before[j] > 1e-3]
-    assert max(shares) / min(shares) < 1.05
-    scores = look(choice())["permuteformer"]
-    assert last[-4] / last[-1] == pytest.approx(scores[3], rel=0.02)
+def tokens(count, features):
+    return torch.randn(count, features, generator=torch.Generator().manual_seed(TOKEN_SEED), dtype=torch.float64)
+
+
+def expected_weights(chosen, decay, positions):
+    """Weights of one head by the equations, ``l l``."""
+    length = positions.shape[1]
+    x = tokens(length, chosen.features)
+    x = (x[:1].expand_as(x) if chosen.alike else x)[None, None]
+    permutation = Permute(HEADS, chosen.features, chosen.axes).permutation
+    permutations = [permutation[None, chosen.head, :]]
+    if chosen.axes == 2:  # each half of the features is moved by one axis
+        index, half = torch.arange(chosen.features), chosen.features // 2
+        moved = permutations[0]
+        permutations = [torch.where(index < half, moved, index), torch.where(index < half, index, moved)]
+    weights = None
+    if decay is not None:
+        ranks = reference.ranks(positions, chosen.head % chosen.axes)
+        weights = reference.decay_weights(decay.r[chosen.head : chosen.head + 1], ranks[:, None])
+    return reference.attention(
+        x,
+        x,
+        torch.eye(length, dtype=torch.float64)[None, None],
+        permutations=permutations,
+        positions=positions,
+        visible=torch.ones(length, length, dtype=torch.bool).tril() if chosen.causal else torch.ones(length, length, dtype=torch.bool),
+        feature_map=relu_eps,
+        decay=weights,
+    )[0, 0]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("r", [DEFAULT, 0.8, None])
+@pytest.mark.parametrize("kind", [LM, ENCODER], ids=["lm", "encoder"])
+def test_weights_of_a_text(kind, r, alike):
+    chosen = choice(r=r, alike=alike, **kind)
+    number, length = (None, TOKENS) if r == DEFAULT else (r, None)
+    decay = Decay(HEADS, number) if kind is LM else Decay(HEADS, number, two_sided=True, length=length)
+    expected = expected_weights(chosen, None if r is None else decay, torch.arange(TOKENS).view(1, TOKENS, 1))
+    found = look(chosen)
+    torch.testing.assert_close(torch.tensor(found["map"]["permuteformer"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
+    assert found["r"] == (None if r is None else pytest.approx(float(decay.r[chosen.head])))
+    after = torch.tensor(found["map"]["permuteformer"]).triu(1)
+    assert bool((after == 0).all()) is (kind is LM)
+
+
+@pytest.mark.parametrize("head", [4, 5])
+@pytest.mark.parametrize("r", [DEFAULT, 0.8, None])
+def test_weights_of_the_middle_pixel(head, r):
+    chosen = choice(head=head, r=r, alike=False, features=8, **IMAGE)
+    decay = Decay(HEADS, two_sided=True, length=SIDE * SIDE, axes=2) if r == DEFAULT else Decay(HEADS, r, two_sided=True, axes=2)
+    rows, columns = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    positions = torch.stack([columns.flatten(), rows.flatten()], -1)[None]
+    expected = expected_weights(chosen, None if r is None else decay, positions)[SIDE * SIDE // 2].view(SIDE, SIDE)
+    found = look(chosen)
+    torch.testing.assert_close(torch.tensor(found["map"]["permuteformer"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
+    assert found["decay_axis"] == head % 2
+
+
+@pytest.mark.parametrize("head", [4, 5])
+def test_a_head_of_an_image_counts_along_its_axis(head):
+    found = look(choice(head=head, r=0.5, permutation="none", **IMAGE))
+    weights = torch.tensor(found["map"]["permuteformer"])
+    weights = weights if found["decay_axis"] == 0 else weights.T
+    middle = SIDE // 2
+    assert (weights[middle, middle + 1] / weights[middle, middle]).item() == pytest.approx(0.5, abs=1e-3)
+    assert weights[middle + 1, middle] < 1e-3  # a whole row away
+    assert torch.tensor(found["map"]["performer"]).std() < 1e-6
+
+
+def test_default_half_lives_of_an_encoder():
+    text = [look(choice(head=head, **ENCODER))["half_life"] for head in range(HEADS)]
+    assert (text[0], text[-1]) == pytest.approx((1, TOKENS / 4))
+    image = [look(choice(head=head, **IMAGE))["half_life"] for head in range(HEADS)]
+    assert image[::2] == pytest.approx(image[1::2])
+    assert (image[0], image[-1]) == pytest.approx((1, SIDE * SIDE / 4))
 
 
 def test_two_axes():
-    found = look(choice(axes=2, r=None, features=32))
+    found = look(choice(r=None, features=32, **IMAGE))
     weights = torch.tensor(found["map"]["permuteformer"])
-    assert weights.shape == (15, 15)
-    assert weights.argmax() == 7 * 15 + 7
-    assert weights.std(0).max() > 0
-    assert weights.std(1).max() > 0
-    assert torch.tensor(found["map"]["performer"]).std() < 1e-6
+    assert weights.shape == (SIDE, SIDE)
+    assert weights.argmax() == SIDE * SIDE // 2
     assert found["axis"] == [0] * 16 + [1] * 16
     assert len(found["order"]) == 2
 
 
-def test_a_short_memory_is_told():
-    assert any("halves a weight" in warning for warning in look(choice(r=0.5))["warnings"])
+def test_a_short_half_life_gives_a_warning():
+    assert any("r = 0.5" in warning for warning in look(choice(r=0.5))["warnings"])
+    assert look(choice(r=0.9))["warnings"] == []
+    assert look(choice(r=1.0))["half_life"] is None

@@ -199,23 +199,23 @@ def test_configurations_of_models_that_nobody_has(tmp_path):
     PermuteFormerModel(PermuteFormerConfig(**config)).save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     for change, said in (
-        ({"vocab_size": 10**8}, "config.json tells of a model of 800,000,4"),
-        ({"vocab_size": 10**12}, "vocab_size must be at most"),
-        ({"num_hidden_layers": 2000}, "tells of 2,000 layers, and there are"),
-        ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most"),
-        ({"hidden_size": 10**6}, "hidden_size must be at most"),
-        ({"num_labels": 10**9}, "num_labels must be at most"),
-        ({"position": [{"name": "learned", "max_length": 10**9}]}, "config.json tells of a model of 8,000,000,"),
-        ({"position": [{"name": "permute"}] * 1000}, "at most 16 encodings"),
-        ({"position": [{"name": "permute", "permutation": "max_order"}], "hidden_size": 8192}, "must be at most 2,048"),
-        ({"attention": {"name": "linear", "feature_multiplier": 10**5}}, "feature_size of 2 heads"),
+        ({"vocab_size": 10**8}, "800,000,4"),
+        ({"vocab_size": 10**12}, "vocab_size.*1,000,000,000,000"),
+        ({"num_hidden_layers": 2000}, "num_hidden_layers=2,000"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers.*1,000,000"),
+        ({"hidden_size": 10**6}, "hidden_size.*1,000,000"),
+        ({"num_labels": 10**9}, "num_labels.*1,000,000,000"),
+        ({"position": [{"name": "learned", "max_length": 10**9}]}, "8,000,000,"),
+        ({"position": [{"name": "permute"}] * 1000}, "position.*16"),
+        ({"position": [{"name": "permute", "permutation": "max_order"}], "hidden_size": 8192}, "feature_size.*2,048"),
+        ({"attention": {"name": "linear", "feature_multiplier": 10**5}}, "feature_size.*2 heads"),
         (
             {"attention": {"name": "linear", "feature_multiplier": 2**32}, "position": [{"name": "rope"}]},
-            "feature_multiplier times hidden_size",
+            "feature_multiplier.*hidden_size",
         ),
-        ({"attention": {"name": "linformer", "max_length": 10**9}, "position": []}, "config.json tells of a model of"),
-        ({"dtype": "load"}, "dtype must be one of"),
-        ({"id2label": [1]}, "id2label must be an object"),
+        ({"attention": {"name": "linformer", "max_length": 10**9}, "position": []}, "config.json"),
+        ({"dtype": "load"}, "dtype.*load"),
+        ({"id2label": [1]}, "id2label"),
         ({"pad_token_id": 10**9}, "AssertionError"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**content, **change}))

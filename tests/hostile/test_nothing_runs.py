@@ -19,7 +19,7 @@ from permuteformer.cli import app
 from permuteformer.models import ByteTokenizer, PermuteFormerConfig, PermuteFormerForCausalLM
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.convert import TOKENIZER_FILES, convert
-from permuteformer.models.loading import quietly
+from permuteformer.models.loading import silence_transformers
 from permuteformer.tasks.classify import Classify
 from permuteformer.tasks.prepare import Prepared, is_whole
 from permuteformer.train import checkpoint
@@ -108,7 +108,7 @@ def test_weights_are_safetensors_alone(name, tmp_path):
     folder = tmp_path / "model"
     PermuteFormerForCausalLM(PermuteFormerConfig(**TINY, causal=True)).save_pretrained(folder)
     (folder / "model.safetensors").unlink()
-    with quietly():
+    with silence_transformers():
         tried(tmp_path, folder / name, lambda: PermuteFormerForCausalLM.from_pretrained(folder))
         tried(tmp_path, folder / name, lambda: command("inspect", folder))
 
@@ -120,7 +120,7 @@ def test_models_of_others(name, tmp_path):
     if name in ("pytorch_model.bin", *INDICES):
         (folder / "model.safetensors").unlink()
     needed = name not in TOKENIZER_FILES  # which are copied, and not read
-    with quietly():
+    with silence_transformers():
         tried(tmp_path, folder / name, lambda: convert(folder) and None, needed)
         tried(tmp_path, folder / name, lambda: command("convert", folder, tmp_path / "converted"), needed)
 

@@ -1,4 +1,4 @@
-"""A block by the CPU kernel is the block; and it is the modules' own wherever somebody listens to them, or has changed them."""
+"""A fused block is the block, and the modules run instead wherever one was replaced, hooked or changed."""
 
 import copy
 import warnings
@@ -11,8 +11,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM, PermuteFormerForSequenceClassification, fused
-from permuteformer.ops import sublayers
-from permuteformer.ops.backend import VARIABLE
+from permuteformer.ops import fused_block, linear
 from permuteformer.ops.native import load
 
 pytestmark = pytest.mark.skipif(isinstance(load(), str), reason=str(load()))
@@ -33,12 +32,12 @@ def batch(axes=1, length=90):
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """Names of the halves that the kernel was asked for."""
+def calls(monkeypatch):
+    """Names of the halves that the kernel ran."""
     names = []
     for name in ("attend", "feed_forward"):
-        real = getattr(sublayers, name)
-        monkeypatch.setattr(sublayers, name, lambda *given, name=name, real=real: (names.append(name), real(*given))[1])
+        real = getattr(fused_block, name)
+        monkeypatch.setattr(fused_block, name, lambda *given, name=name, real=real: (names.append(name), real(*given))[1])
     return names
 
 
@@ -51,33 +50,35 @@ def step(model, given, seed=1):
 
 
 @pytest.mark.parametrize(
-    ("preset", "axes"), [("permuteformer-text", 1), ("performer-text", 1), ("permuteformer-image", 2), ("permuteformer-pathfinder", 2)]
+    ("preset", "axes"), [("permuteformer-text", 1), ("performer-text", 1), ("permuteformer-image", 2), ("permuteformer-decay-image", 2)]
 )
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_it_is_the_model(asked, monkeypatch, preset, axes, training, pooling):
-    """The same with dropout, as noise is of the same seed, and with only one token of the last block."""
+def test_it_is_the_model(calls, monkeypatch, preset, axes, training, pooling):
+    """The same with dropout, whose noise has the same seed, and with only one token of the last block."""
     model, given = make(preset, pooling=pooling).train(training), batch(axes)
     ours = step(model, given)
-    assert asked == ["attend", "feed_forward"] * 2
+    # A decay is not fused; CLS, a global token without a decay, is.
+    expected = ["feed_forward", *(["attend"] if pooling == "cls" else []), "feed_forward"]
+    assert calls == (expected if "decay" in preset else ["attend", "feed_forward"] * 2)
     monkeypatch.setattr(fused, "attend", lambda *_: None)
     monkeypatch.setattr(fused, "feed_forward", lambda *_: None)
     for a, b in zip(ours, step(model, given), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_it_is_the_model_in_torch(asked, monkeypatch):
+def test_it_is_the_model_in_torch(calls, monkeypatch):
     model, given = make().eval(), batch()
     ours = step(model, given)
-    del asked[:]
-    monkeypatch.setenv(VARIABLE, "torch")
+    del calls[:]
+    monkeypatch.setattr(linear, "DEFAULT_BACKEND", "torch")
     theirs = step(model, given)
-    assert not asked
+    assert not calls
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_activation_checkpointing_does_the_same(asked):
+def test_activation_checkpointing_does_the_same(calls):
     model, given = make().train(), batch()
     expected = step(model, given)
     model.gradient_checkpointing_enable()
@@ -85,15 +86,15 @@ def test_activation_checkpointing_does_the_same(asked):
         assert torch.equal(a, b)
 
 
-def test_a_language_model_is_fed_by_the_kernel(asked):
+def test_a_language_model_has_a_fused_feed_forward(calls):
     model = PermuteFormerForCausalLM(PermuteFormerConfig.preset("permuteformer-lm", **SIZES))
     ids = torch.randint(3, 50, (2, 40))
     model(input_ids=ids, labels=ids).loss.backward()
-    assert set(asked) == {"feed_forward"}
+    assert set(calls) == {"feed_forward"}
 
 
 class Changed(nn.Linear):
-    """Another kind of linear map, as LoRA's are."""
+    """Another kind of linear map, as LoRA has them."""
 
     def forward(self, x):
         return super().forward(x) + 1
@@ -118,7 +119,7 @@ def _parametrize(model, name):
 
 
 def _replace(model, name):
-    """As accelerate does, to bring weights from elsewhere."""
+    """As accelerate does, to load weights for each call."""
     module = model.get_submodule(name)
     forward = module.forward
     module.forward = lambda x: forward(x) * 2
@@ -134,21 +135,20 @@ def _replace(model, name):
         ("model.layers.0.attention.output", "feed_forward"),
     ],
 )
-def test_what_was_changed_is_computed_by_its_modules(asked, monkeypatch, change, name, left):
-    """Also where the model was used before; the other half of the block, and other blocks, stay the kernel's."""
+def test_changed_modules_run(calls, monkeypatch, change, name, left):
+    """Also where the model was used before; the other half of the block, and other blocks, stay fused."""
     model, given = make().eval(), batch()
     before = model(**given).logits
     change(model, name)
-    del asked[:]
+    del calls[:]
     after = model(**given).logits
-    assert asked == [left, "attend", "feed_forward"]
+    assert calls == [left, "attend", "feed_forward"]
     assert not torch.allclose(after, before)
-    monkeypatch.setenv(VARIABLE, "torch")
+    monkeypatch.setattr(linear, "DEFAULT_BACKEND", "torch")
     torch.testing.assert_close(after, model(**given).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_that_are_brought_for_each_call():
-    """Between calls they are nowhere."""
+def test_offloaded_weights():
     model, given = make().eval(), batch()
     with torch.no_grad():
         before = model(**given).logits
@@ -158,8 +158,8 @@ def test_weights_that_are_brought_for_each_call():
 
 
 @pytest.mark.parametrize("name", ["expand", "feed_forward_norm"])
-def test_weights_of_another_shape_are_as_wrong_as_ever(name):
-    """Not read from beyond their end."""
+def test_weights_of_another_shape_raise(name):
+    """The kernel must not read beyond their end."""
     model, given = make().eval(), batch()
     model(**given)
     module = model.model.layers[0].get_submodule(name)
@@ -186,8 +186,8 @@ def test_gradients_where_another_type_is_the_default(dtype):
     torch.testing.assert_close(*found)
 
 
-def test_a_traced_model_computes(asked):
-    """What the kernel writes, torch's tracer does not see."""
+def test_a_traced_model_runs_modules(calls):
+    """torch's tracer does not see what the kernel writes."""
     model, ids = make().eval().requires_grad_(False), batch()["input_ids"]
     other = ids.flip(1)
     with warnings.catch_warnings():
@@ -197,14 +197,14 @@ def test_a_traced_model_computes(asked):
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.attention", "model.layers.0.dropout"])
-def test_hooks_are_heard(name):
+def test_hooks_are_called(name):
     model, given, heard = make().eval(), batch(), []
     model.get_submodule(name).register_forward_hook(lambda *_: heard.append(name))
     model(**given)
     assert heard
 
 
-def test_a_hook_on_all_modules_is_heard(asked):
+def test_a_hook_on_all_modules_is_called(calls):
     heard = []
     handle = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(type(module)))
     try:
@@ -212,113 +212,105 @@ def test_a_hook_on_all_modules_is_heard(asked):
     finally:
         handle.remove()
     assert nn.Linear in heard
-    assert not asked
+    assert not calls
 
 
 @pytest.mark.parametrize("fields", [{"hidden_size": 24, "intermediate_size": 40}, {"hidden_act": "silu"}])
-def test_what_the_kernel_does_not_know_is_computed_by_its_modules(asked, fields):
+def test_unsupported_modules_run(calls, fields):
     torch.manual_seed(0)
     config = PermuteFormerConfig.preset("permuteformer-text", **{**SIZES, **fields})
     PermuteFormerForSequenceClassification(config)(**batch()).loss.backward()
-    assert asked == ([] if "hidden_size" in fields else ["attend"] * 2)
+    assert calls == ([] if "hidden_size" in fields else ["attend"] * 2)
 
 
 @pytest.mark.parametrize("attention", ["transformer-text", "reformer-text", "linformer-text", "nystromformer-text"])
-def test_other_attentions_are_fed_by_it(asked, attention):
+def test_other_attentions_have_a_fused_feed_forward(calls, attention):
     make(attention).eval()(**batch())
-    assert asked == ["feed_forward"] * 2
+    assert calls == ["feed_forward"] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_are_computed_by_their_modules(asked, dtype):
+def test_other_dtypes_run_modules(calls, dtype):
     assert make().to(dtype).eval()(**batch()).logits.dtype == dtype
-    assert not asked
+    assert not calls
 
 
-def test_autocast(asked):
+def test_autocast(calls):
     with torch.autocast("cpu", torch.bfloat16):
         make().eval()(**batch())
-    assert not asked
+    assert not calls
 
 
-def test_weights_that_are_given_for_one_call(asked):
+def test_functional_call(calls):
     model, given = make().eval(), batch()
     expected = model(**given).logits
     other = {name: p.detach() + 1 for name, p in model.named_parameters()}
     assert not torch.allclose(torch.func.functional_call(model, other, (), given).logits, expected)
     assert torch.equal(model(**given).logits, expected)
-    assert len(asked) == 8
+    assert len(calls) == 8
 
 
-def test_many_weights_with_gradients_are_multiplied_once(asked, monkeypatch):
+def test_training_many_weights_runs_modules(calls, monkeypatch):
     model, given = make(), batch()
     monkeypatch.setattr(fused, "MANY_WEIGHTS", 1000)
     model(**given).loss.backward()
-    assert not asked
+    assert not calls
     with torch.no_grad():
         model(**given)
-    assert len(asked) == 4
+    assert len(calls) == 4
 
 
-def test_few_tokens_of_many_weights_are_not_worth_packing(asked, monkeypatch):
+def test_few_tokens_of_many_weights_run_modules(calls, monkeypatch):
     monkeypatch.setattr(fused, "FEW_WEIGHTS", 1000)
     model = make(pooling="mean").eval()
-    for length, times in ((4, 0), (fused.FEWEST_TOKENS, 4)):
-        del asked[:]
+    for length, times in ((4, 0), (fused.MIN_TOKENS, 4)):
+        del calls[:]
         model(input_ids=torch.randint(3, 50, (1, length)))
-        assert len(asked) == times
+        assert len(calls) == times
 
 
-def test_an_empty_batch(asked):
+def test_an_empty_batch(calls):
     model = make(pooling="mean").eval()
     assert model(input_ids=torch.zeros(0, 7, dtype=torch.int64)).logits.shape == (0, 3)
-    assert not asked
+    assert not calls
 
 
-def test_a_copy_has_its_own(asked):
+def test_a_copy_has_its_own_modules(calls):
     model, given = make().eval(), batch()
     expected = model(**given).logits
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.model.layers[0].expand.weight.mul_(30)
         model.model.layers[0].attention_norm.weight.add_(1)
-    assert other.model.layers[0].known_attention.modules[0] is other.model.layers[0].attention_norm
+    assert other.model.layers[0].attention_eligibility.modules[0] is other.model.layers[0].attention_norm
     assert not torch.allclose(other(**given).logits, expected)
-    del asked[:]
+    del calls[:]
     model.model.layers[0].expand.register_forward_hook(lambda *_: None)
     other(**given)
-    assert len(asked) == 4
+    assert len(calls) == 4
 
 
-def test_arguments_are_checked(asked):
+def test_arguments_are_checked(calls):
     model = make("permuteformer-image").eval()
     given = batch(2)
     given["position_ids"] = given["position_ids"][:, :-1]
-    with pytest.raises(ValueError, match="positions must"):
+    with pytest.raises(ValueError, match="positions"):
         model(**given)
 
 
-def test_a_distance_beyond_the_period_is_told(asked):
+def test_a_distance_beyond_the_period_warns(calls):
     model = make("permuteformer-image").eval()
     given = batch(2)
     given["position_ids"][0, 0] = 10**15
-    with pytest.warns(UserWarning, match="reach further than"):
+    with pytest.warns(UserWarning, match="period"):
         model(**given)
-    assert asked
+    assert calls
 
 
-@pytest.mark.parametrize("wrong", [-1, 90])
-def test_places_that_no_row_has_are_refused(asked, wrong):
-    model, given = make().eval().model, batch()
-    with pytest.raises(ValueError, match="chosen must be places in rows of 90 tokens, from 0 to 89"):
-        model(input_ids=given["input_ids"], chosen=torch.full((3, 1), wrong))
-    assert "attend" in asked
-
-
-def test_operations_that_are_counted_are_those_of_the_modules(asked):
+def test_flops_are_counted_on_modules(calls):
     model, given = make().eval(), batch()
     with FlopCounterMode(display=False) as counter:
         model(**given)
-    assert not asked
+    assert not calls
     linear = sum(p.numel() for name, p in model.model.layers[0].named_parameters() if p.dim() == 2)
     assert counter.get_total_flops() > 2 * linear * given["input_ids"].numel()

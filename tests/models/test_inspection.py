@@ -1,4 +1,4 @@
-"""Looking into the positions of models."""
+"""Inspection of positions: cycles, similarity and decay against the encodings themselves, and the command."""
 
 import math
 
@@ -7,12 +7,20 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from permuteformer.attention import build
 from permuteformer.cli import app
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM
-from permuteformer.models.inspection import Head, inspect, inspection_of
+from permuteformer.models.inspection import Head, inspect, inspect_attentions
+from permuteformer.ops.call import Tokens
 from permuteformer.positions.permute import Permute
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
+
+
+def heads_of(positions, heads=3, size=32, **options):
+    """The attention of a layer with these positions, and its heads."""
+    attention = build("linear", positions, hidden_size=heads * size, num_heads=heads, **options).attention
+    return attention, inspect_attentions(PermuteFormerConfig(axes=options.get("axes", 1)), [attention]).layers[0].heads
 
 
 def test_cycles_are_those_of_the_permutation():
@@ -23,39 +31,51 @@ def test_cycles_are_those_of_the_permutation():
     for head, permutation in zip(layers.heads, permute.permutation, strict=True):
         assert [sum(lengths) for lengths in head.cycles] == [32, 32]
         moved, steps = permutation.clone(), 1
-        while not torch.equal(moved, torch.arange(64)):
+        while not torch.equal(moved, torch.arange(64)) and steps < 100_000:
             moved, steps = permutation[moved], steps + 1
-            if steps > 100_000:
-                break
-        else:
-            assert math.lcm(*head.order) == steps
+        assert math.lcm(*head.order) == steps or steps == 100_000
     assert found.reach == permute.period
 
 
-def test_likeness_is_the_score_of_features_that_have_nothing_to_do_with_each_other():
-    permute = Permute(3, 32)
-    heads = inspection_of(PermuteFormerConfig.preset("permuteformer-lm"), [_attention(permute)]).layers[0].heads
-    features = torch.eye(32, dtype=torch.float64).expand(1, 3, -1, -1)  # every feature a token: its score with itself at a distance
+def test_similarity_is_the_score_of_independent_features():
+    attention, heads = heads_of(["permute"])
+    permute = attention.encodings[0]
+    features = torch.eye(32, dtype=torch.float64).expand(1, 3, -1, -1)  # a token per feature
     for distance in (0, 1, 2, 7, 60, 420):
-        there = permute.transform(features, permute.tables(torch.full((1, 32, 1), distance)))
-        score = (features * there).sum((0, 2, 3)) / 32
-        assert [head.alike(distance) for head in heads] == pytest.approx(score.tolist())
+        moved = permute.transform(features, permute.tables(torch.full((1, 32, 1), distance)))
+        score = (features * moved).sum((0, 2, 3)) / 32
+        assert [head.similarity(distance) for head in heads] == pytest.approx(score.tolist())
 
 
-def _attention(permute):
-    from permuteformer.attention import ATTENTIONS
-
-    return ATTENTIONS["linear"](permute.num_heads, permute.feature_size, position=permute)
+@pytest.mark.parametrize("grid", [(1, 15), (3, 5), (5, 3)])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_the_decay_of_a_head_is_that_of_attention(axes, grid):
+    """Equal features leave weights that depend on the decay only: those of a query are r^|i-j|, relative to its own."""
+    attention, heads = heads_of([("decay", {"two_sided": True})], size=4, axes=axes)
+    assert [(head.two_sided, head.axis) for head in heads] == [(True, n % axes) for n in range(3)]
+    rows, columns = torch.meshgrid(*map(torch.arange, grid), indexing="ij")
+    positions = torch.stack([columns.flatten(), rows.flatten()], -1) if axes == 2 else torch.arange(15)[:, None]
+    tokens = Tokens.build(1, 15, positions=positions[None], ordered=axes == 2)
+    ones, identity = torch.ones(1, 3, 15, 4, dtype=torch.float64), torch.eye(15, dtype=torch.float64).expand(1, 3, -1, -1)
+    weights = attention.mix(ones, ones, identity, tokens, None)[0][0]
+    for head, of_head in zip(heads, weights, strict=True):
+        for i in (0, 7, 14):
+            distances = (positions - positions[i]).tolist()
+            expected = [head.decay(*distance, grid=grid if axes == 2 else None) for distance in distances]
+            assert (of_head[i] / of_head[i, i]).tolist() == pytest.approx(expected, abs=1e-12)
+            assert [head.similarity(*d, grid=grid if axes == 2 else None) for d in distances] == expected
 
 
 def test_r_and_half_lives():
     heads = inspect("permuteformer-lm").layers[0].heads
     assert [head.r for head in heads] == pytest.approx([1 / (1 + math.exp(-2 - 3 * h / 8)) for h in range(8)])
-    assert heads[0].alike(0) == 1
     for head in heads:
+        assert not head.two_sided
         assert head.r**head.half_life == pytest.approx(0.5)
+        assert head.decay(7) == pytest.approx(head.r**7)
     assert Head((), 1.0).half_life == math.inf
-    assert Head((), None).half_life is None
+    assert (Head((), None).half_life, Head((), None).decay(3)) == (None, 1)
+    assert Head((), 0.5).decay(1, 2) == 1  # rows cannot be counted in tokens without a grid
 
 
 def test_a_trained_r_and_layers_that_differ_are_read_from_the_model(tmp_path):
@@ -69,45 +89,52 @@ def test_a_trained_r_and_layers_that_differ_are_read_from_the_model(tmp_path):
     assert [layers.numbers for layers in found.layers] == [(0,), (1,)]
     assert found.layers[1].heads[0].r == pytest.approx(torch.sigmoid(torch.tensor(-3.0)).item())
     assert found.layers[0].heads[0].cycles != found.layers[1].heads[0].cycles
-    assert any("layer 1, head 0: r = 0.0474 halves a weight within" in warning for warning in found.warnings())
+    assert any("layer 1, head 0" in warning and "0.0474" in warning for warning in found.warnings())
+    run(tmp_path, "--picture", tmp_path / "layers.png")  # two groups of layers
 
 
 def test_warnings():
     permutation = torch.tensor([[1, 0, 2, 3], [1, 2, 0, 3]])
-    found = inspection_of(PermuteFormerConfig.preset("permuteformer-lm"), [_attention(Permute(2, 4, permutation=permutation))])
+    attention, _ = heads_of([("permute", {"permutation": permutation})], heads=2, size=4)
+    found = inspect_attentions(PermuteFormerConfig(), [attention])
     assert found.reach == (6,)
-    assert "head 0: 2 of 4 features are never moved" in found.warnings()
+    assert any("head 0" in warning and "2 of 4" in warning for warning in found.warnings())
     assert not any("look the same" in warning for warning in found.warnings(5))
-    assert any("differ by 6 look the same" in warning for warning in found.warnings(6))
-    assert inspect("transformer-text").warnings() == ["the attention has neither permutation nor decay: positions are learned"]
+    assert any("differ by 6" in warning for warning in found.warnings(6))
+    assert "learned" in inspect("transformer-text").warnings()[0]
+    image = inspect("permuteformer-decay-image")
+    assert any("grid" in warning for warning in image.warnings())
+    assert not any("grid" in warning for warning in image.warnings(grid=(32, 32)))
 
 
 def run(*words, code=0):
-    result = CliRunner().invoke(app, ["inspect", *map(str, words)])
+    result = CliRunner().invoke(app, ["inspect", *map(str, words)], env={"COLUMNS": "120"})
     assert result.exit_code == code, result.output
     return result.output
 
 
-def width(picture):
-    with Image.open(picture) as image:
-        return image.size[0]
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["permuteformer-lm"], ["causal, 8 heads", "permute, decay", "0.8808", "r^(i−j)", "repeat after"]),
+        (["permuteformer-image", "--distance", 16], ["order", "similarity", "columns and"]),
+        (["permuteformer-decay-text"], ["bidirectional", "r^|i−j|", "1,024"]),
+        (["permuteformer-decay-image", "--grid", 20, 10], ["r^|i−j|", "row by row", "column by column", "20 x 10"]),
+    ],
+)
+def test_the_command(words, shown, tmp_path):
+    output = run(*words, "--picture", tmp_path / "a.png")
+    assert [text for text in shown if text not in output] == []
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.size[0] > 500
 
 
-def test_the_command(tmp_path):
-    said = run("permuteformer-lm", "--picture", tmp_path / "a.png")
-    assert "linear attention, causal, 8 heads; positions: permute, decay" in said
-    assert "0.8808" in said
-    assert "repeat after" in said
-    assert width(tmp_path / "a.png") > 500
-    assert "order" in run("permuteformer-image", "--picture", tmp_path / "b.png")
-    assert width(tmp_path / "b.png") > 500
-    assert "neither permutation nor decay" in run("transformer-text")
-
-
-def test_the_command_given_something_else(tmp_path):
+def test_the_command_refuses(tmp_path):
     assert "did you mean 'permuteformer-lm'?" in run("permutformer-lm", code=1)
-    assert "is no folder of a model or of a run" in run(tmp_path, code=1)
+    assert "config.json" in run(tmp_path, code=1)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert "holds a model of type 'bert'" in run(tmp_path, code=1)
-    assert "there is nothing to draw" in run("transformer-text", "--picture", tmp_path / "c.png", code=1)
+    assert "'bert'" in run(tmp_path, code=1)
+    assert "got 0 5" in run("permuteformer-image", "--grid", 0, 5, code=1)
+    assert "neither permutation nor decay" in run("transformer-text")
+    assert "--picture" in run("transformer-text", "--picture", tmp_path / "c.png", code=1)
     assert not (tmp_path / "c.png").exists()

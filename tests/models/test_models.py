@@ -19,10 +19,12 @@ from permuteformer import (
     PermuteFormerForTokenClassification,
     PermuteFormerModel,
 )
+from permuteformer.attention import KVState
 from permuteformer.cli import app
 from permuteformer.models import PRESETS, PermuteFormerCache
+from permuteformer.models.inspection import summarize
 from permuteformer.models.streaming import encode_in_blocks
-from permuteformer.models.summary import summarize
+from permuteformer.ops.call import LinearState
 from permuteformer.positions.permute import Permute
 from permuteformer.tokens import image_tokens
 
@@ -65,8 +67,8 @@ def ids_of(batch=2, length=21):
 
 def test_there_is_a_preset_for_every_row_of_the_paper():
     rows = {name.rsplit("-", 1)[0] for name in ENCODERS}
-    assert len(rows) == 11
-    assert len(ENCODERS) == 44
+    assert len(rows) == 12  # and permuteformer-decay
+    assert len(ENCODERS) == 48
     assert len(LANGUAGE_MODELS) == 5
 
 
@@ -227,15 +229,12 @@ def test_a_file_that_is_no_state_is_refused(tmp_path):
     whole = (tmp_path / "state.safetensors").read_bytes()
     tensors = cache.state_dict()
     lacking = {name: x for name, x in tensors.items() if not name.endswith(".z")}
-    unplaced = {name: x for name, x in tensors.items() if name != "0.next_position"}
-    name = "0.LinearState.kv"
-    changed = [
-        {**tensors, **more} for more in ({name: tensors[name][0]}, {name: tensors[name].long()}, {"0.next_position": torch.zeros(3).long()})
-    ]
-    others = (save({"weight": torch.ones(3)}), save({"seen": torch.tensor(9)}), save(lacking), save(unplaced), *map(save, changed))
+    name, place = "0.LinearState.kv", "0.LinearState.next_position"
+    changed = [{**tensors, **more} for more in ({name: tensors[name][0]}, {name: tensors[name].long()}, {place: torch.zeros(3).long()})]
+    others = (save({"weight": torch.ones(3)}), save({"seen": torch.tensor(9)}), save(lacking), *map(save, changed))
     for wrong in (b"", whole[:-1], *others):
         (tmp_path / "wrong").write_bytes(wrong)
-        with pytest.raises(ValueError, match=r"wrong does not hold the state of a model, as PermuteFormerCache\.save writes it: "):
+        with pytest.raises(ValueError, match=r"wrong.*PermuteFormerCache\.save"):
             PermuteFormerCache.load(tmp_path / "wrong")
 
 
@@ -453,13 +452,13 @@ def test_images_are_sequences_with_a_grid():
     assert positions[0, 8].tolist() == [0, 1]
     logits = model(tokens, position_ids=positions).logits
     torch.testing.assert_close(model(tokens, position_ids=positions + 5).logits, logits)
-    with pytest.raises(ValueError, match="whole numbers 0 … 255"):
+    with pytest.raises(ValueError, match="float32"):
         image_tokens(torch.rand(2, 5, 7))
-    with pytest.raises(ValueError, match="from 0 to 255; they are from 0 to 300"):
+    with pytest.raises(ValueError, match="255.*300"):
         image_tokens(torch.tensor([[[0, 300]]]))
 
 
-def go_on_with_another_batch():
+def continue_with_another_batch():
     model = model_of("permuteformer-lm")
     return model(ids_of(3), past_key_values=model(ids_of(2)).past_key_values)
 
@@ -467,40 +466,36 @@ def go_on_with_another_batch():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PermuteFormerConfig(hiden_size=5), "unknown field of PermuteFormerConfig 'hiden_size'.*did you mean 'hidden_size'"),
-        (lambda: PermuteFormerConfig.preset("permuteformer-txt"), "unknown preset.*did you mean"),
-        (lambda: PermuteFormerConfig(hidden_size=30, num_attention_heads=4), "multiple of num_heads"),
-        (
-            lambda: PermuteFormerConfig(**SOFTMAX, position=[{"name": "decay"}], causal=True),
-            "'softmax' cannot be combined .* 'decay'",
-        ),
-        (
-            lambda: PermuteFormerConfig(**LINFORMER, position=[], causal=True),
-            "'linformer' cannot be used with 'causal'",
-        ),
-        (lambda: PermuteFormerConfig(position=[{"name": "permute", "sed": 1}]), "did you mean 'seed'"),
-        (lambda: PermuteFormerConfig(attention={"kind": "linear"}), "attention must be a name and its arguments"),
-        (lambda: PermuteFormerConfig(pooling="last"), 'pooling="last" is for causal models'),
-        (lambda: PermuteFormerForCausalLM(small("permuteformer-text")), "needs causal=True"),
-        (lambda: PermuteFormerForMaskedLM(small("permuteformer-lm")), "sees both sides"),
-        (lambda: model_of("permuteformer-text")(torch.tensor([[100]])), "input_ids must be from 0 to 99 .* there is 100"),
-        (lambda: model_of("permuteformer-text")(ids_of(), labels=torch.tensor([0, 2])), "labels must be from 0 to 1"),
-        (lambda: model_of("permuteformer-image")(ids_of()), "position_ids must be given where axes=2"),
-        (lambda: model_of("transformer-image")(ids_of(1, 2000)), "position 1026 on axis 0 is outside the learned table"),
-        (lambda: model_of("linformer-image", position=[])(ids_of(1, 2000)), "built with max_length=1026"),
-        (lambda: model_of("permuteformer-text")(), "give input_ids or inputs_embeds"),
-        (lambda: model_of("permuteformer-text").model(ids_of(), use_cache=True), "it is not causal"),
-        (lambda: model_of("permuteformer-lm")(ids_of(), past_key_values=object()), "must be a PermuteFormerCache"),
-        (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 9)), "attention_mask must have shape"),
-        (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 30)), "attention_mask must have shape"),
-        (lambda: model_of("permuteformer-lm")(ids_of(), labels=torch.full((2, 21), 100)), "labels must be from 0 to 99"),
-        (lambda: model_of("permuteformer-text")(torch.arange(5)), r"input must have shape \(batch, length\)"),
-        (lambda: go_on_with_another_batch(), "past_key_values is of a batch of 2, the input of 3"),
-        (lambda: encode_in_blocks(model_of("permuteformer-text"), ids_of()), "must be a PermuteFormerModel, not"),
-        (lambda: PermuteFormerConfig(position=["permute"]), "must be a name and its arguments|position"),
-        (lambda: PermuteFormerConfig(hidden_dropout=3.0), "hidden_dropout must be from 0 to below 1"),
-        (lambda: PermuteFormerConfig(hidden_act="geluu"), "unknown hidden_act 'geluu'"),
-        (lambda: PermuteFormerConfig(num_hidden_layers=-1), "num_hidden_layers must be a whole number"),
+        (lambda: PermuteFormerConfig(hiden_size=5), "'hiden_size'.*'hidden_size'"),
+        (lambda: PermuteFormerConfig.preset("permuteformer-txt"), "'permuteformer-txt'.*'permuteformer-text'"),
+        (lambda: PermuteFormerConfig(hidden_size=30, num_attention_heads=4), "num_heads=4"),
+        (lambda: PermuteFormerConfig(**SOFTMAX, position=[{"name": "decay"}], causal=True), "'softmax'.*'decay'"),
+        (lambda: PermuteFormerConfig(**LINFORMER, position=[], causal=True), "'linformer'.*'causal'"),
+        (lambda: PermuteFormerConfig(position=[{"name": "permute", "sed": 1}]), "'sed'.*'seed'"),
+        (lambda: PermuteFormerConfig(attention={"kind": "linear"}), "attention.*'linear'"),
+        (lambda: PermuteFormerConfig(position=["permute"]), "position"),
+        (lambda: PermuteFormerConfig(pooling="last"), "pooling.*causal"),
+        (lambda: PermuteFormerConfig(hidden_dropout=3.0), "hidden_dropout.*3.0"),
+        (lambda: PermuteFormerConfig(hidden_act="geluu"), "'geluu'.*'gelu'"),
+        (lambda: PermuteFormerConfig(num_hidden_layers=-1), "num_hidden_layers.*-1"),
+        (lambda: PermuteFormerForCausalLM(small("permuteformer-text")), "causal=True"),
+        (lambda: PermuteFormerForMaskedLM(small("permuteformer-lm")), "causal=False"),
+        (lambda: model_of("permuteformer-text")(torch.tensor([[100]])), "input_ids.*99.*100"),
+        (lambda: model_of("permuteformer-text")(ids_of(), labels=torch.tensor([0, 2])), "labels.*1.*2"),
+        (lambda: model_of("permuteformer-lm")(ids_of(), labels=torch.full((2, 21), 100)), "labels.*99.*100"),
+        (lambda: model_of("permuteformer-image")(ids_of()), "position_ids.*axes=2"),
+        (lambda: model_of("transformer-image")(ids_of(1, 2000)), "1026.*max_length=1026"),
+        (lambda: model_of("linformer-image", position=[])(ids_of(1, 2000)), "max_length=1026.*2000"),
+        (lambda: model_of("permuteformer-text")(), "input_ids.*inputs_embeds"),
+        (lambda: model_of("permuteformer-text").model(ids_of(), use_cache=True), "use_cache.*causal"),
+        (lambda: model_of("permuteformer-text").model(ids_of(), queries=torch.tensor([[0], [21]])), "queries.*20.*21"),
+        (lambda: model_of("permuteformer-text").model(ids_of(), global_mask=torch.ones(2, 21, dtype=torch.bool)), "global_mask"),
+        (lambda: model_of("permuteformer-lm")(ids_of(), past_key_values=object()), "past_key_values.*PermuteFormerCache.*object"),
+        (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 9)), r"attention_mask.*\(2, 9\)"),
+        (lambda: model_of("permuteformer-text")(ids_of(), attention_mask=torch.ones(2, 30)), r"attention_mask.*\(2, 30\)"),
+        (lambda: model_of("permuteformer-text")(torch.arange(5)), r"\(batch, length\).*\(5,\)"),
+        (lambda: continue_with_another_batch(), "past_key_values.*2.*3"),
+        (lambda: encode_in_blocks(model_of("permuteformer-text"), ids_of()), "PermuteFormerModel"),
     ],
 )
 def test_bad_input_is_refused(make, message):
@@ -512,7 +507,7 @@ def test_bad_input_is_refused(make, message):
 def test_a_state_takes_nothing_back():
     model = model_of("permuteformer-lm")
     cache = model(ids_of()).past_key_values
-    with pytest.raises(NotImplementedError, match="none can be taken back"):
+    with pytest.raises(NotImplementedError, match="removed"):
         cache.crop(-1)
     cache.reset()
     assert cache.get_seq_length() == 0
@@ -520,7 +515,11 @@ def test_a_state_takes_nothing_back():
 
 
 @pytest.mark.parametrize(
-    "name", ["permuteformer-text", "permuteformer-image", "performer-text", "roformer-text", "permuteformer-orthogonal-text"]
+    "name",
+    [
+        *("permuteformer-text", "permuteformer-image", "performer-text", "roformer-text", "permuteformer-orthogonal-text"),
+        *("permuteformer-decay-text", "permuteformer-decay-image"),
+    ],
 )
 def test_encoding_in_blocks_is_encoding(name):
     model = PermuteFormerModel(small(name)).eval().double()
@@ -537,7 +536,7 @@ def test_encoding_in_blocks_is_encoding(name):
 
 def test_encoding_in_blocks_is_for_linear_encoders():
     for name in ("permuteformer-lm", "transformer-text", "performer-t5-text"):
-        with pytest.raises(ValueError, match="for bidirectional linear attention"):
+        with pytest.raises(ValueError, match="causal=|'softmax'|bias"):
             encode_in_blocks(PermuteFormerModel(small(name)).eval(), ids_of())
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
         encode_in_blocks(PermuteFormerModel(small("permuteformer-text")).train(), ids_of())
@@ -570,7 +569,11 @@ def test_the_decode_step_is_exported():
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 @pytest.mark.parametrize(
-    "name", ["permuteformer-text", "transformer-text", "permuteformer-image", "nystromformer-text", "permuteformer-lm"]
+    "name",
+    [
+        *("permuteformer-text", "transformer-text", "permuteformer-image", "nystromformer-text", "permuteformer-lm"),
+        *("permuteformer-decay-text", "permuteformer-decay-image"),
+    ],
 )
 def test_the_last_block_is_asked_for_what_is_pooled(name, pooling):
     """The answer is that of all hidden states, with padding on either side, and the last block was given no more than it needs."""
@@ -625,7 +628,7 @@ def test_the_command_line_lists_presets():
 
 def test_a_checkpoint_of_another_family_is_refused(tmp_path):
     BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="a checkpoint of a 'bert' model, not of 'permuteformer'"):
+    with pytest.raises(ValueError, match="'bert'.*'permuteformer'"):
         PermuteFormerForCausalLM.from_pretrained(tmp_path)
 
 
@@ -633,7 +636,7 @@ def test_a_changed_field_in_a_saved_configuration_is_noticed(tmp_path):
     model_of("permuteformer-lm").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"hidden_act"', '"hiden_act"'))
-    with pytest.raises(TypeError, match="unknown field of PermuteFormerConfig 'hiden_act'"):
+    with pytest.raises(TypeError, match="'hiden_act'"):
         PermuteFormerForCausalLM.from_pretrained(tmp_path)
 
 
@@ -683,4 +686,61 @@ def test_positions_alike_for_all_rows_go_on():
     cache = model(ids[:, :6], position_ids=positions[:, :6], use_cache=True).past_key_values
     more = model(ids[:, 6:], past_key_values=cache, use_cache=True)
     checks.assert_close(more.logits, model(ids).logits[:, 6:])
-    assert more.past_key_values.layers[0].next_position.tolist() == [9, 9, 9]
+    assert more.past_key_values.layers[0].state.next_position.tolist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize("name", ["permuteformer-lm", "transformer-lm"])
+def test_rows_of_a_cache_are_selected_with_every_field(name):
+    """Of every tensor of every layer's state; a field that is forgotten shows."""
+    model, ids = model_of(name), ids_of(3, 8)
+    segments = torch.tensor([[0] * 8, [0] * 5 + [1] * 3, [0] * 2 + [4] * 6])
+    mask = torch.ones(3, 8)
+    mask[1, 6:] = 0
+    with torch.no_grad():
+        made = model(ids, attention_mask=mask, segment_ids=segments, use_cache=True).past_key_values
+    rows = {"batch_select_indices": [2, 0], "reorder_cache": [1, 1, 0], "batch_repeat_interleave": [0, 0, 1, 1, 2, 2]}
+    for method, order in rows.items():
+        cache = copy.deepcopy(made)
+        getattr(cache, method)(2 if method == "batch_repeat_interleave" else torch.tensor(order))
+        for layer, before in zip(cache.layers, made.layers, strict=True):
+            kind = LinearState if name == "permuteformer-lm" else KVState
+            assert type(layer.state) is kind
+            assert layer.seen == 8
+            for field in kind._fields:
+                assert torch.equal(getattr(layer.state, field), getattr(before.state, field)[torch.tensor(order)]), field
+        more = torch.randint(3, 100, (len(order), 2))
+        alone = model(ids[order], attention_mask=mask[order], segment_ids=segments[order], use_cache=True).past_key_values
+        torch.testing.assert_close(model(more, past_key_values=cache).logits, model(more, past_key_values=alone).logits)
+
+
+@pytest.mark.parametrize("task", ["text", "image"])
+def test_classifiers_mark_their_cls_token(task):
+    """With a two-sided decay, CLS is a global token where it is pooled, wherever padding is; other heads mark none."""
+    model = PermuteFormerForSequenceClassification(small(f"permuteformer-decay-{task}")).eval()
+    ids = ids_of(2, 20)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    given = {"attention_mask": mask}
+    if task == "image":
+        given["position_ids"] = torch.stack([torch.arange(20) % 5, torch.arange(20) // 5], dim=-1).expand(2, -1, -1)
+    marked = torch.zeros(2, 20, dtype=torch.bool)
+    marked[0, 3] = marked[1, 0] = True
+    hidden = model.model(ids, global_mask=marked, **given).last_hidden_state[marked]
+    expected = model.classifier(torch.tanh(model.pooler.dense(hidden)))
+    torch.testing.assert_close(model(ids, **given).logits, expected)
+    plain = model.model(ids, **given).last_hidden_state
+    assert (plain[marked] - hidden).abs().max() > 1e-4
+    mean = PermuteFormerForSequenceClassification(small(f"permuteformer-decay-{task}", pooling="mean")).eval()
+    mean.model.load_state_dict(model.model.state_dict())
+    pooled = torch.stack([row[real.bool()].mean(0) for row, real in zip(plain, mask, strict=True)])
+    torch.testing.assert_close(mean(ids, **given).logits, mean.classifier(pooled))
+
+
+def test_an_old_cache_file_is_read(tmp_path):
+    """Files of earlier versions also hold the next position and the last segment per layer."""
+    model, ids = model_of("permuteformer-lm"), ids_of(2, 12)
+    cache = model(ids[:, :9]).past_key_values
+    more = {f"{n}.next_position": layer.state.next_position.clone() for n, layer in enumerate(cache.layers)}
+    save_file({**cache.state_dict(), **more}, tmp_path / "old.safetensors")
+    loaded = PermuteFormerCache.load(tmp_path / "old.safetensors")
+    torch.testing.assert_close(model(ids[:, 9:], past_key_values=loaded).logits, model(ids).logits[:, 9:])

@@ -1,4 +1,4 @@
-"""What tests of the CPU kernel share."""
+"""Fixtures of the CPU kernel."""
 
 import pytest
 
@@ -12,4 +12,18 @@ SETS = [] if isinstance(KERNEL, str) else KERNEL.instruction_sets
 def instruction_set(request):
     KERNEL.use(request.param)
     yield request.param
+    KERNEL.use(SETS[0])
+
+
+@pytest.fixture(params=["torch", *(f"native {name}" for name in SETS)])
+def backend(request):
+    """A backend and the dtype it is compared in: PyTorch in float64, the CPU kernel with each instruction set in float32."""
+    import torch
+
+    name, _, instruction_set = request.param.partition(" ")
+    if name == "torch":
+        yield name, torch.float64
+        return
+    KERNEL.use(instruction_set)
+    yield name, torch.float32
     KERNEL.use(SETS[0])

@@ -79,7 +79,7 @@ def test_a_name_is_taken_once():
 
     try:
         assert FEATURE_MAPS["softplus"] is softplus
-        with pytest.raises(ValueError, match="'softplus' is registered already"):
+        with pytest.raises(ValueError, match="'softplus' is already registered"):
             feature_map(softplus)
     finally:
         del FEATURE_MAPS["softplus"]

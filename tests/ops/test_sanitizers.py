@@ -1,4 +1,4 @@
-"""The CPU kernel reads and writes nothing that is not its own, and does nothing that C++ leaves undefined."""
+"""The CPU kernel accesses no memory that is not its own, and has no undefined behaviour, by sanitizers of the compiler."""
 
 import os
 import shutil

@@ -125,7 +125,7 @@ def test_what_cannot_be_spread_is_refused(tmp_path):
             "spreads every row over 2 processes, and this is one: start so many, or a multiple, torchrun",
         ),
         (digits(**SPREAD), 3, "and these are 3: start so many"),
-        ([*digits(**SPREAD), "--model", "transformer-image"], 2, "attention 'softmax' cannot be used with 'spread'"),
+        ([*digits(**SPREAD), "--model", "transformer-image"], 2, "attention 'softmax' does not support 'sequence_parallel'"),
     ):
         assert said in fail(Command(*words, output=tmp_path / "run", processes=processes))
         assert not (tmp_path / "run").exists()

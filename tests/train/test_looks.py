@@ -83,7 +83,8 @@ class TestWeights:
         mask = torch.arange(21) < torch.tensor([[21], [9]])
         weights = attention_weights(layer, x, key_mask=mask)
         expected, _ = layer(x, key_mask=mask)
-        assert_close(layer.merge(weights @ layer.heads(layer.value(x)))[mask], expected[mask])
+        mixed = weights @ layer.heads(layer.value(x))
+        assert_close(layer.output(mixed.transpose(1, 2).flatten(2))[mask], expected[mask])
         assert not weights[1, :, 9:].any()
         assert not weights[1, :, :, 9:].any()
 
@@ -111,7 +112,7 @@ class TestWeights:
             positions=positions.expand(2, -1, -1),
             visible=torch.ones(45, 45, dtype=torch.bool).tril(0 if causal else 45),
             feature_map=relu_eps,
-            decay=layer.attention.position.encodings[1].log_decay().double().exp() if causal else None,
+            decay=reference.decay_weights(layer.attention.position.encodings[1].r, torch.arange(45).expand(1, 2, -1)) if causal else None,
         )
         assert_close(attention_weights(layer, x, positions=None if axes == 1 else positions), expected)
 
@@ -134,11 +135,11 @@ class TestWeights:
 
     def test_an_attention_that_is_not_linear_has_none(self):
         class Squares(Attention):
-            def mix(self, q, k, v, **call):
+            def mix(self, q, k, v, tokens, state):
                 return v.square(), None
 
         class Stubborn(Attention):
-            def mix(self, q, k, v, **call):
+            def mix(self, q, k, v, tokens, state):
                 return v + torch.zeros(self.head_size), None
 
         for kind, message in ((Squares, "not linear"), (Stubborn, "does not mix values of size 9")):
@@ -270,7 +271,7 @@ class TestLook:
 
         @ATTENTIONS.register("squares")
         class Squares(Attention):
-            def mix(self, q, k, v, **call):
+            def mix(self, q, k, v, tokens, state):
                 return v.square(), None
 
         try:
@@ -353,8 +354,8 @@ class TestTokens:
 def first_layer_weights(model, batch):
     """By hand, from what goes into the first layer."""
     axes = model.config.axes
-    positions = batch.positions if axes > 1 else model.model.positions(None, batch.key_mask, None, None, *batch.input_ids.shape, "cpu")
-    x = model.model.layers[0].attention_norm(model.model.embed(batch.input_ids, None, positions))
+    tokens = model.model.tokens(*batch.input_ids.shape, "cpu", batch.key_mask, batch.positions if axes > 1 else None)
+    x = model.model.layers[0].attention_norm(model.model.embed(batch.input_ids, None, tokens))
     layer = model.model.layers[0].attention
     return attention_weights(layer, x, positions=batch.positions if axes > 1 else None, key_mask=batch.key_mask)
 

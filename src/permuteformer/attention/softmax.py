@@ -1,4 +1,4 @@
-"""Softmax attention, by PyTorch's scaled_dot_product_attention: the Transformer."""
+"""Softmax attention by PyTorch's scaled_dot_product_attention: the Transformer."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, consecutive, finite, of_tokens, poison, visible
+from permuteformer.attention.base import ATTENTIONS, Attention, KVState, append, finite, poison, positions_of, select_tokens, visible
+from permuteformer.ops.call import Tokens
 
 BLOCK = 1024
-"""Tokens whose positions are looked up at a time."""
+"""Tokens whose position tables exist at a time."""
 
 
 @ATTENTIONS.register("softmax")
 class SoftmaxAttention(Attention):
-    """exp(q·k / sqrt d) over its sum, quadratic in the length. Its state keeps every key and value.
+    """softmax(q k^T / sqrt d) v, quadratic in the length. Its state keeps every key and value.
 
     >>> attention = SoftmaxAttention(num_heads=2, head_size=4, causal=True)
     >>> q = k = v = torch.randn(1, 2, 10, 4)    # b h l d
-    >>> out, state = attention.mix(q, k, v, positions=None, key_mask=None, segments=None, state=None)
+    >>> out, state = attention.mix(q, k, v, Tokens(), None)
     >>> out.shape, state.k.shape    # b h l v; b h s m: all keys
     (torch.Size([1, 2, 10, 4]), torch.Size([1, 2, 10, 4]))
     """
@@ -28,54 +29,35 @@ class SoftmaxAttention(Attention):
     hooks = frozenset({"transform", "bias"})
     modes = frozenset({"bidirectional", "causal", "segments", "state"})
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor | None, key_mask: Tensor | None, segments: Tensor | None, state: Any
-    ) -> tuple[Tensor, KVState]:
-        b, _, length, _ = q.shape
-        positions = consecutive(state, b, length, q.device, key_mask) if positions is None else positions.expand(b, -1, -1)
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, state: Any) -> tuple[Tensor, KVState]:
+        length, positions, queries = k.shape[2], positions_of(tokens, state, k), tokens.queries
+        at = positions if queries is None else select_tokens(positions, queries)
         if "transform" in self.position.hooks:
-            q, k = self._transform(positions, q, k)
-        hides = key_mask is not None or segments is not None or state is not None
-        if key_mask is None:
-            key_mask = torch.ones(b, length, dtype=torch.bool, device=q.device)
-        else:  # a weight of zero would not hide a NaN in the padding
-            hidden = ~key_mask[:, None, :, None]
-            q, k, v = q.masked_fill(hidden, 0), k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-        state = append(state, KVState(k, v, positions, key_mask, segments))
-        unseen = segments is not None or (self.causal and length > 1)
-        k, v, bad = finite(state.k, state.v) if unseen else (state.k, state.v, None)
-        biased = "bias" in self.position.hooks
-        if not hides and not biased and bad is None:
+            q, k = self._transform(at, q), self._transform(positions, k)
+        if tokens.mask is not None:  # a weight of zero would not hide a NaN in the padding
+            hidden = ~tokens.mask
+            k, v = k.masked_fill(hidden[:, None, :, None], 0), v.masked_fill(hidden[:, None, :, None], 0)
+            q = q.masked_fill((hidden if queries is None else select_tokens(hidden, queries))[:, None, :, None], 0)
+        has_mask = tokens.mask is not None or tokens.segments is not None or state is not None
+        state = append(state, k, v, positions, tokens)
+        hides_keys = tokens.segments is not None or (self.causal and length > 1)
+        k, v, bad = finite(state.k, state.v) if hides_keys else (state.k, state.v, None)
+        has_bias = "bias" in self.position.hooks
+        if not has_mask and not has_bias and bad is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal), state
         mask = visible(state, length, self.causal)
-        bias = self.position.bias(positions, state.positions).to(q.dtype).masked_fill(~mask, -torch.inf) if biased else mask
+        mask = mask if queries is None else mask[:, :, :1].expand(-1, -1, q.shape[2], -1)
+        bias = self.position.bias(at, state.positions).to(q.dtype).masked_fill(~mask, -torch.inf) if has_bias else mask
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).masked_fill(~mask.any(-1, keepdim=True), 0)
         return out if bad is None else poison(out, mask, bad), state
 
-    @property
-    def chooses(self) -> bool:
-        return not self.causal
+    def can_select(self, tokens: Tokens) -> bool:
+        return not self.causal and tokens.segments is None
 
-    def mix_chosen(self, q: Tensor, k: Tensor, v: Tensor, *, chosen: Tensor, positions: Tensor | None, key_mask: Tensor | None) -> Tensor:
-        b, _, length, _ = k.shape
-        positions = consecutive(None, b, length, k.device, key_mask) if positions is None else positions.expand(b, -1, -1)
-        asking = of_tokens(positions, chosen)
-        if "transform" in self.position.hooks:
-            (q,), (k,) = self._transform(asking, q), self._transform(positions, k)
-        bias = self.position.bias(asking, positions).to(q.dtype) if "bias" in self.position.hooks else None
-        if key_mask is None:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        hidden = ~key_mask[:, None, :, None]
-        q, k, v = q.masked_fill(~of_tokens(key_mask, chosen)[:, None, :, None], 0), k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-        mask = key_mask[:, None, None, :]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask if bias is None else bias.masked_fill(~mask, -torch.inf))
-        return out.masked_fill(~mask.any(-1, keepdim=True), 0)
-
-    def _transform(self, positions: Tensor, *tensors: Tensor) -> list[Tensor]:
-        """Queries and keys moved by their positions, block by block, so that no table is as long as the sequence."""
-        moved = []
-        for start in range(0, positions.shape[1], BLOCK):
-            block = slice(start, start + BLOCK)
-            tables = self.position.tables(positions[:, block])
-            moved.append([self.position.transform(x[:, :, block], tables) for x in tensors])
-        return [torch.cat(parts, dim=2) if len(parts) > 1 else parts[0] for parts in zip(*moved, strict=True)]
+    def _transform(self, positions: Tensor, x: Tensor) -> Tensor:
+        """Transform queries or keys by their positions, block by block, so that no table is as long as the sequence."""
+        parts = [
+            self.position.transform(x[:, :, start : start + BLOCK], self.position.tables(positions[:, start : start + BLOCK]))
+            for start in range(0, positions.shape[1], BLOCK)
+        ]
+        return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]

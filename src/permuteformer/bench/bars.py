@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from permuteformer.bench.sweeps import CURVE, FORMULA, TASKS
+from permuteformer.bench.sweeps import CURVE, DECAY, FORMULA, TASKS
 
 Result = Mapping[str, Any]
 OURS, PERFORMER, TRANSFORMER = "permuteformer", "performer", "transformer"
@@ -57,10 +57,12 @@ BARS: Mapping[str, Sequence[Bar]] = {
         Bar("bidirectional, with gradients", FORMULA, 1 / 4),
         Bar("bidirectional, with gradients", FORMULA, 1 / 4, quantity="extra memory"),
         Bar("causal", "sdpa", 1 / 5),
+        Bar("two-sided, with gradients", "permuteformer-torch", 1 / 4),
     ),
     "train": (
         *(Bar(task, FORMULA, 1 / times) for task, times in zip(TASKS, (1.1, 1.5, 3.0, 2.0), strict=True)),
         *(Bar(task, PERFORMER, 1.03) for task in TASKS),
+        *(Bar(task, OURS, at_most, case=DECAY) for task, at_most in zip(TASKS, (1.4, 1.4, 1.6, 1.6), strict=True)),
         Bar("text", TRANSFORMER, 0.58),
         Bar("retrieval", TRANSFORMER, 0.23),
     ),
@@ -71,6 +73,7 @@ BARS: Mapping[str, Sequence[Bar]] = {
     "decode": (
         Bar("one token", "permuteformer at 100", 1.05, case="permuteformer at 100,000"),
         Bar("one token", "transformer at 16,384", 1 / 5, case="permuteformer at 16,384"),
+        Bar("one token of 8,192", "hf-gpt2 at 100", 1.0, case="permuteformer at 100"),
     ),
 }
 """By sweep."""

@@ -27,9 +27,13 @@ SWEEPS = (*SIDE_BY_SIDE, "scaling")
 OP = {"batch": 1, "heads": 8, "values": 64}
 BIDIRECTIONAL = {**OP, "length": 4096, "features": 256}
 CAUSAL = {**OP, "length": 8192, "features": 64, "causal": True}
+TWO_SIDED = {**BIDIRECTIONAL, "two_sided": True}
 
 DECODER = {"vocab_size": 259}
 """Bytes, so that the work is in the six layers, 512 wide, and not in the vocabulary."""
+SUBWORDS = {"vocab_size": 8192}
+DECAY = "permuteformer-decay"
+"""The row with a two-sided decay."""
 
 SCALING = tuple(2**n for n in range(9, 21))
 """Lengths, from 512 to 1,048,576."""
@@ -60,13 +64,15 @@ def ops(dtype: str = "float32") -> list[Group]:
         group("bidirectional, with gradients", BIDIRECTIONAL, (*linear, FORMULA, "formula-performer", "sdpa"), gradients=True),
         group("causal", CAUSAL, (*linear, "sdpa"), gradients=False),
         group("causal, with gradients", CAUSAL, (*linear, "sdpa"), gradients=True),
+        group("two-sided", TWO_SIDED, linear, gradients=False),
+        group("two-sided, with gradients", TWO_SIDED, linear, gradients=True),
     ]
 
 
 def models(kind: str, tasks: Sequence[str] = (), against: Sequence[str] = ()) -> list[Group]:
     """Whole models of Long-Range Arena's sizes: a step of ``"training"``, or ``"inference"`` on one item."""
     groups = []
-    rows = ["permuteformer", *_rows(against, ("performer", "transformer", FORMULA))]
+    rows = ["permuteformer", *_rows(against, (DECAY, "performer", "transformer", FORMULA))]
     for task in tasks or TASKS:
         if task not in TASKS:
             raise ValueError(unknown("task", task, TASKS))
@@ -91,7 +97,10 @@ def decode(positions: Sequence[int] = (100, 16_384, 100_000)) -> list[Group]:
 
     rows = {f"permuteformer at {position:,}": case("permuteformer", position) for position in positions}
     rows |= {f"transformer at {position:,}": case("transformer", position) for position in positions if position <= 20_000}
-    return [Group("one token", rows)]
+    ours = Case("decode", {"model": "permuteformer-lm", "position": positions[0], "model_fields": SUBWORDS})
+    theirs = Case("decode", {**ours.options, "peer": "hf-gpt2"})
+    name = f"at {positions[0]:,}"
+    return [Group("one token", rows), Group("one token of 8,192", {f"permuteformer {name}": ours, f"hf-gpt2 {name}": theirs})]
 
 
 def scaling(lengths: Sequence[int] = (), against: Sequence[str] = ()) -> dict[str, dict[str, dict[int, Case]]]:
@@ -114,7 +123,7 @@ def scaling(lengths: Sequence[int] = (), against: Sequence[str] = ()) -> dict[st
 
 def _rows(against: Sequence[str], default: Sequence[str]) -> list[str]:
     """Rows to compare with, without repeats; raises where one is not known."""
-    known = (*ROWS, "performer-t5", FORMULA, *PEERS)
+    known = (*ROWS, DECAY, "performer-t5", FORMULA, *PEERS)
     for row in against:
         if row not in known:
             raise ValueError(unknown("row", row, known))

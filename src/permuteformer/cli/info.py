@@ -1,4 +1,4 @@
-"""The command that says what there is: versions, machine, and what computes linear attention here."""
+"""The command that shows versions, the machine, and the backends of linear attention."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from permuteformer.cli.terminal import console, errors_in_words
 
 
 def info() -> None:
-    """Say what is installed, what this machine has, and which code computes linear attention.
+    """Show what is installed, what this machine has, and which backend runs linear attention.
 
-    On a CPU its kernel does, where it was built and can, on a GPU those of Triton and fla, where they are installed; else PyTorch.
-    PERMUTEFORMER_BACKEND=torch chooses PyTorch, native and cuda refuse what the kernels cannot do, and auto is what happens otherwise.
+    The variable PERMUTEFORMER_BACKEND chooses a backend: torch, native (the CPU kernel) or cuda, which refuse calls they do not support, or
+    auto, the default, which takes the first that supports a call.
     """
     from permuteformer.train.environment import environment
 
@@ -23,53 +23,43 @@ def info() -> None:
         for name, version in found["versions"].items():
             shown.add_row(name, version)
         shown.add_row("python", found["python"])
+        shown.add_row("revision", f"{found['revision'] or 'unknown'}{'' if found['clean'] in (True, None) else ', with changes'}")
         shown.add_row("machine", f"{found['platform']}, {found['cpu']}, {found['cores']} cores, {found['threads']} threads of torch")
         shown.add_row("GPU", _gpu())
-        shown.add_row("linear attention", _on_cpu())
-        shown.add_row("on a GPU", _on_gpu())
+        for name, support in _backends().items():
+            shown.add_row(f"backend {name}", support)
         console.print(shown)
 
 
 def _gpu() -> str:
     import torch
 
-    count = torch.cuda.device_count()
-    return ", ".join(torch.cuda.get_device_name(n) for n in range(count)) or "none"
+    return ", ".join(torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())) or "none"
 
 
-def _on_cpu() -> str:
-    import torch  # noqa: F401  the kernel takes its threads
-
-    from permuteformer.ops.backend import MAPS, VARIABLE, asked
-    from permuteformer.ops.native import load
-
-    wanted, kernel = asked(None), load()
-    if wanted == "torch":
-        return f"PyTorch, in blocks, as {VARIABLE} says"
-    if wanted == "cuda":
-        return f"none, as {VARIABLE} says"
-    if isinstance(kernel, str):
-        return f"PyTorch, in blocks; there is no CPU kernel: {kernel}"
-    sets = ", ".join(name for name in kernel.instruction_sets if name != kernel.instruction_set)
-    where = "always" if wanted == "native" else f"on the CPU in float32 and below, with the feature maps {', '.join(MAPS)}"
-    return f"CPU kernel, {kernel.instruction_set}{f' (also there: {sets})' if sets else ''}, {where}; PyTorch in blocks for the rest"
-
-
-def _on_gpu() -> str:
+def _backends() -> dict[str, str]:
+    """Which calls each backend supports on this machine, or why it supports none."""
     import torch
 
-    from permuteformer.ops.backend import VARIABLE, asked
-    from permuteformer.ops.gpu import why_not
+    from permuteformer.ops.call import LinearCall
+    from permuteformer.ops.feature_map import relu_eps
+    from permuteformer.ops.linear import BACKENDS, VARIABLE, requested_backend
+    from permuteformer.ops.native import load
 
-    wanted, device = asked(None), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted == "torch":
-        return f"PyTorch, in blocks, as {VARIABLE} says"
-    if wanted == "native":
-        return f"none, as {VARIABLE} says"
-    if reason := why_not(device, torch.float32, causal=False, gated=False):
-        return f"PyTorch, in blocks; there are no kernels: {reason}"
-    parts = ["bidirectional by Triton and batched products"]
-    for dtype in (torch.bfloat16, torch.float32):
-        reason = why_not(device, dtype, causal=True, gated=True)
-        parts.append(f"causal {str(dtype).removeprefix('torch.')} by " + (f"PyTorch, in blocks ({reason})" if reason else "Triton and fla"))
-    return "; ".join(parts)
+    requested = requested_backend()
+    found = {"in use": "the first below that supports a call" if requested == "auto" else f"{requested}, by {VARIABLE}"}
+    for name, backend in BACKENDS.items():
+        device = "cuda" if name == "cuda" and torch.cuda.is_available() else "cpu"
+        parts: dict[str | None, list[str]] = {}
+        for kind, options in {"bidirectional": {}, "causal": {"causal": True}, "two-sided": {"log_decay": torch.zeros(1)}}.items():
+            x = torch.zeros(1, 1, 2, 4, device=device)
+            parts.setdefault(backend.unsupported(LinearCall(x, x, x, relu_eps, 4, **options)), []).append(kind)  # type: ignore[arg-type]
+        texts = [", ".join(kinds) + (f": not supported, {reason}" if reason else "") for reason, kinds in parts.items()]
+        kernel = load()
+        sets = (
+            f" ({', '.join(kernel.instruction_sets)}; in use: {kernel.instruction_set})"
+            if name == "native" and not isinstance(kernel, str)
+            else ""
+        )
+        found[name] = "; ".join(texts) + sets
+    return found

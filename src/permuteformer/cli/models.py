@@ -1,11 +1,12 @@
-"""Commands about models: the presets, and starting from other checkpoints."""
+"""Commands about models: list presets, inspect positions, convert checkpoints."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import track
@@ -15,23 +16,25 @@ from permuteformer.cli.terminal import console, errors_in_words, say
 from permuteformer.words import short, size_in_words
 
 if TYPE_CHECKING:
-    from permuteformer.models.inspection import Head, Inspection
+    from permuteformer.models.inspection import Grid, Head, Inspection, Layers
 
 LEVELS = "▁▂▃▄▅▆▇█"
+MAP_REACH, MAX_MAP_REACH = 7, 32
+"""Rows and columns around the middle pixel of a map: by default, and at most."""
 
 
 def models(
     only: Annotated[str, typer.Argument(help="Show presets whose name contains this.")] = "",
-    length: Annotated[int, typer.Option(help="Tokens to count the work at; 0 for each task's own longest input.", min=0)] = 0,
+    length: Annotated[int, typer.Option(help="Tokens per sequence; 0 for the longest input of each task.", min=0)] = 0,
 ) -> None:
     """List the presets: every row of the paper's tables.
 
-    Work is that of one forward pass, in multiplications and additions of matrix products a token. State is what decoding keeps of one
-    sequence of that length. Reach is the longest distance that positions tell apart.
+    FLOP are those of the matrix products of a forward pass. State is the size of the decoding state of one sequence. Reach is the longest
+    distance that positions distinguish.
     """
     from permuteformer.models import PRESETS, PermuteFormerConfig
+    from permuteformer.models.inspection import summarize
     from permuteformer.models.presets import LM_LENGTH, TASKS
-    from permuteformer.models.summary import summarize
 
     names = [name for name in PRESETS if only in name]
     if not names:
@@ -39,7 +42,7 @@ def models(
         raise typer.Exit(1)
     table = Table()
     table.add_column("preset", no_wrap=True)
-    for column in ("parameters", "length", "FLOP a token", "state", "reach"):
+    for column in ("parameters", "length", "FLOP per token", "state", "reach"):
         table.add_column(column, justify="right")
     for name in track(names, description="counting", console=console, transient=True):
         own = next((longest for task, (_, longest, _) in TASKS.items() if name.endswith(task)), LM_LENGTH)
@@ -51,92 +54,149 @@ def models(
 
 
 def inspect(
-    source: Annotated[str, typer.Argument(help="A preset, a folder of a model, or a run folder.")],
-    length: Annotated[int, typer.Option(help="Tokens of your sequences, to be warned where positions repeat before.", min=0)] = 0,
-    distance: Annotated[int, typer.Option(help="The longest distance that is shown.", min=1, max=100_000)] = 48,
-    picture: Annotated[Path | None, typer.Option(help="A PNG to write: likeness by distance, or a map where there are two axes.")] = None,
+    source: Annotated[str, typer.Argument(help="A preset, the folder of a model, or a run folder.")],
+    length: Annotated[int, typer.Option(help="Tokens of your sequences: warn if positions repeat within them.", min=0)] = 0,
+    distance: Annotated[
+        int | None, typer.Option(help="The longest distance in the picture: 48 tokens, or 7 pixels, by default.", min=1, max=100_000)
+    ] = None,
+    grid: Annotated[tuple[int, int], typer.Option(help="Height and width of your images, for models with two axes.")] = (32, 32),
+    picture: Annotated[Path | None, typer.Option(help="A PNG to write: similarity by distance, or a map of it for images.")] = None,
 ) -> None:
-    """What positions do in a model: the cycles of every head, when they repeat, how fast r forgets.
+    """Show what positions do in a model: cycles of every head, when they repeat, and how fast the decay r forgets.
 
-    Likeness is how much a token is like itself so many places away: the share of its features that are back in their place, times r to
-    the distance. At 0 it is 1, at the order of the permutation without r it is 1 again.
+    Similarity compares a token with itself at another position: the share of its features that are back in place, times the decay. It is 1
+    at distance 0, and without a decay it is 1 again at the order of the permutation.
     """
     from permuteformer.models.inspection import inspect
 
     with errors_in_words():
+        if min(grid) < 1:
+            raise ValueError(f"grid must be a height and a width of at least 1, got {grid[0]} {grid[1]}")
         found = inspect(source)
         config, names = found.config, ", ".join(entry["name"] for entry in found.config.position) or "none"
         kind = "causal" if config.causal else "bidirectional"
         say(f"{source}: {config.attention['name']} attention, {kind}, {config.num_attention_heads} heads; positions: {names}", style="bold")
+        shape = grid if config.axes == 2 else None
         for layers in found.layers:
-            say(layers.name)
-            console.print(_heads_table(layers.heads, config.axes, distance))
-            if config.axes == 2 and layers.heads[0].cycles:
-                say("likeness by columns (across) and rows (down) between two pixels, mean over heads")
-                for line in _map_lines(layers.heads):
-                    say(line)
+            _show_layers(layers, config.axes, shape)
         if found.reach:
-            reach = " x ".join(f"{n:,}" for n in found.reach)
-            say(f"all heads together repeat after {reach} tokens: distances below that are told apart")
-        for warning in found.warnings(length):
+            units = ("columns", "rows") if shape else ("tokens",) * config.axes
+            reach = " and ".join(f"{n:,} {unit}" for n, unit in zip(found.reach, units, strict=True))
+            say(f"all heads together repeat after {reach}: they distinguish shorter distances")
+        for warning in found.warnings(length, shape):
             say(warning, style="yellow")
         if picture is not None:
-            _draw_likeness(found, source, distance, picture)
+            _draw(found, source, distance, shape, picture)
             say(f"written to {picture}")
 
 
-def _heads_table(heads: Sequence[Head], axes: int, distance: int) -> Table:
+def _show_layers(layers: Layers, axes: int, grid: Grid | None) -> None:
+    heads = layers.heads
+    say(layers.name)
+    if heads[0].cycles:
+        say("permutation: the lengths of its cycles, and its order, the distance at which all features are back in place")
+        console.print(_permutation_table(heads, axes))
+    if heads[0].r is not None:
+        say(f"decay: the weight {_formula(heads[0])} of a key by its distance")
+        if grid is not None:
+            say(f"in columns (→) or rows (↓); i and j count the pixels of a {grid[0]} x {grid[1]} image row by row, or column by column")
+        console.print(_decay_table(heads, grid))
+    if grid is not None:
+        say("similarity of two pixels by columns (across) and rows (down) between them, mean over heads, from ▁ (0) to █ (1)")
+        distances = _map_distances(MAP_REACH, grid)
+        for row, line in zip(distances, _map(heads, distances, grid), strict=True):
+            say(f"{row:+3d} " + "".join(2 * _level(value) for value in line))
+
+
+def _permutation_table(heads: Sequence[Head], axes: int) -> Table:
     table = Table()
     table.add_column("head", justify="right")
-    if heads[0].cycles:
-        table.add_column("cycles" + (", by axis" if axes > 1 else ""), overflow="fold")
-        table.add_column("order", justify="right", no_wrap=True)
-    if heads[0].r is not None:
-        table.add_column("r", justify="right")
-        table.add_column("half-life", justify="right")
-    shown = min(distance, 24)
-    table.add_column(f"likeness at 0 … {shown}" + (" on the last axis" if axes > 1 else ""), no_wrap=True)
+    table.add_column("cycles" if axes == 1 else "cycles, by axis", overflow="fold")
+    table.add_column("order", justify="right", no_wrap=True)
+    if axes == 1:
+        table.add_column("similarity at 0 … 24", no_wrap=True)
     for number, head in enumerate(heads):
-        cells = [str(number)]
-        if head.cycles:
-            cells += [" | ".join(" ".join(map(str, lengths)) for lengths in head.cycles), " x ".join(map(short, head.order))]
-        if head.half_life is not None:
-            cells += [f"{head.r:.4f}", "never" if head.half_life == float("inf") else f"{head.half_life:.1f}"]
-        line = (head.alike(*(0,) * (len(head.cycles) - 1), d) for d in range(shown + 1))
-        table.add_row(*cells, "".join(map(_level, line)))
+        cycles = " | ".join(" ".join(map(str, lengths)) for lengths in head.cycles)
+        line = ["".join(_level(head.similarity(d)) for d in range(25))] if axes == 1 else []
+        table.add_row(str(number), cycles, " x ".join(map(short, head.order)), *line)
     return table
 
 
-def _map_lines(heads: Sequence[Head], reach: int = 8) -> list[str]:
-    """A map in characters: positions are (column, row)."""
-    around = range(-reach, reach + 1)
-    means = [[sum(head.alike(column, row) for head in heads) / len(heads) for column in around] for row in around]
-    return [f"{row:+3d} " + "".join(2 * _level(value) for value in line) for row, line in zip(around, means, strict=True)]
+def _decay_table(heads: Sequence[Head], grid: Grid | None) -> Table:
+    distances: dict[str, tuple[int, ...]] = {f"{d:,}": (d,) for d in (1, 4, 16, 64, 256, 1024)}
+    if grid is not None:
+        distances = {"1 →": (1, 0), "4 →": (4, 0), "1 ↓": (0, 1), "4 ↓": (0, 4)}
+    table = Table()
+    for column in ("head", *([] if grid is None else ["counts pixels"]), "r", "half-life", *distances):
+        table.add_column(column, justify="right")
+    for number, head in enumerate(heads):
+        order = [] if grid is None else [_order(head)]
+        weights = [f"{head.decay(*distance, grid=grid):.2f}" for distance in distances.values()]
+        table.add_row(str(number), *order, f"{head.r:.4f}", _half_life(head), *weights)
+    return table
+
+
+def _draw(found: Inspection, source: str, distance: int | None, grid: Grid | None, picture: Path) -> None:
+    """Draw lines of all heads for text; for images a map of each head, or of each layer if layers differ."""
+    from permuteformer.folders import write_whole
+    from permuteformer.report.pictures import similarity_figure
+
+    if not found.layers:
+        raise ValueError(f"{source} has neither permutation nor decay: there is nothing to draw, leave out --picture")
+    heads, is_one = found.layers[0].heads, len(found.layers) == 1
+    panels: dict[str, Any] = {}
+    names: list[str] = []
+    if grid is not None:
+        distances = _map_distances(distance or MAP_REACH, grid)
+        if is_one:
+            panels = {_head_name(n, head, grid): _map([head], distances, grid) for n, head in enumerate(heads)}
+        else:
+            panels = {f"{layers.name}, mean over heads": _map(layers.heads, distances, grid) for layers in found.layers}
+    else:
+        span = distance or 48
+        distances = range(-span if heads[0].two_sided else 0, span + 1)
+        names = [_head_name(n, head) if is_one else f"head {n}" for n, head in enumerate(heads)]
+        has_both = bool(heads[0].cycles) and heads[0].r is not None
+        for layers in found.layers:
+            prefix = "" if is_one else f"{layers.name}: "
+            panels[f"{prefix}similarity{', with decay' if has_both else ''}"] = [[h.similarity(d) for d in distances] for h in layers.heads]
+            if has_both:
+                panels[f"{prefix}decay alone, {_formula(heads[0])}"] = [[head.decay(d) for d in distances] for head in layers.heads]
+    write_whole(picture, similarity_figure(f"{Path(source).name}: positions", list(distances), panels, names).png)
+
+
+def _map_distances(reach: int, grid: Grid) -> range:
+    """Return the rows, and columns, of a map around a pixel: no more than an image has."""
+    reach = max(1, min(reach, MAX_MAP_REACH, min(grid) - 1))
+    return range(-reach, reach + 1)
+
+
+def _map(heads: Sequence[Head], distances: range, grid: Grid) -> list[list[float]]:
+    """Return the mean similarity by rows and columns. Positions are (column, row)."""
+    return [[sum(head.similarity(column, row, grid=grid) for head in heads) / len(heads) for column in distances] for row in distances]
+
+
+def _head_name(number: int, head: Head, grid: Grid | None = None) -> str:
+    name = f"head {number}"
+    if head.r is None:
+        return name
+    return f"{name}, half-life {_half_life(head)}" if grid is None else f"{name}, {_order(head)}\nhalf-life {_half_life(head)} pixels"
+
+
+def _half_life(head: Head) -> str:
+    return "never" if head.half_life == math.inf else f"{head.half_life:,.1f}"
+
+
+def _order(head: Head) -> str:
+    return "column by column" if head.axis else "row by row"
+
+
+def _formula(head: Head) -> str:
+    return "r^|i−j|" if head.two_sided else "r^(i−j)"
 
 
 def _level(share: float) -> str:
     return LEVELS[min(int(share * len(LEVELS)), len(LEVELS) - 1)]
-
-
-def _draw_likeness(found: Inspection, source: str, distance: int, picture: Path) -> None:
-    from permuteformer.folders import write_whole
-    from permuteformer.report.pictures import likeness_figure
-
-    if not found.layers:
-        raise ValueError(f"{source} has neither permutation nor decay: there is nothing to draw; leave --picture out")
-    grid = found.config.axes == 2
-    span = min(distance, 32) if grid else distance
-    numbers = range(-span if grid else 0, span + 1)
-    layers = [
-        [
-            [[head.alike(column, row) for column in numbers] for row in numbers] if grid else [head.alike(d) for d in numbers]
-            for head in group.heads
-        ]
-        for group in found.layers
-    ]
-    reach = f"All heads together repeat after {' x '.join(f'{n:,}' for n in found.reach)}." if found.reach else ""
-    figure = likeness_figure(f"{Path(source).name}: positions", list(numbers), layers, [group.name for group in found.layers], reach)
-    write_whole(picture, figure.png)
 
 
 def convert(

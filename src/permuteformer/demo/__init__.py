@@ -1,1 +1,1 @@
-"""A page to play with, on this machine only: what a permutation does to features, and what a trained model makes of a text."""
+"""A page for experiments, served to this machine only: how positions work in a head, and the answers of a trained model."""

@@ -1,4 +1,4 @@
-"""What the page may ask, and what it is answered: plain data in, plain data out, and a sentence for what is wrong."""
+"""Requests of the page and their answers: plain data in, plain data out, and a readable message for a bad request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from permuteformer.train.unlabelled import Unlabelled, item_of_image, item_of_te
 from permuteformer.version import __version__
 
 LONGEST_TEXT = 20_000
-"""Characters."""
+"""Longest text, in characters. Likewise ``LONGEST_PROMPT``."""
 LONGEST_PROMPT = 4_000
 MOST_TOKENS = 2_000
 MOST_FEATURES = 128
@@ -28,11 +28,11 @@ Body = Mapping[str, Any]
 
 
 class Refused(ValueError):
-    """What was asked cannot be answered; the sentence says why."""
+    """A bad request; the message says why."""
 
 
 class Answers:
-    """Answers about positions, and about one trained model if there is one."""
+    """Answers requests about positions, and about a trained model if one is given."""
 
     def __init__(self, trained: Trained | None, turns: Turns | None = None) -> None:
         self.trained, self.turns = trained, turns or Turns()
@@ -43,7 +43,7 @@ class Answers:
             self.routes |= {"/api/explain": self.explain, "/api/predict": self.predict}
 
     def about(self) -> dict[str, Any]:
-        """What there is to play with."""
+        """Describe the demo: version, limits, and the run if one is given."""
         content: dict[str, Any] = {"version": __version__, "run": None, "limits": {"text": LONGEST_TEXT, "prompt": LONGEST_PROMPT}}
         if self.trained is not None:
             grid = None if self.trained.kind == "lm" else self.trained.input.grid
@@ -57,28 +57,30 @@ class Answers:
         return content
 
     def positions(self, body: Body) -> dict[str, Any]:
-        """One head: see ``playground.look``."""
-        given = _Fields(body, ("features", "permutation", "seed", "head", "r", "axes", "alike"))
-        axes = given.whole("axes", 1, 2)
+        """Describe one head: see ``playground.look``. Without ``causal``, a text has a language model and an image an encoder."""
+        given = _Fields(body, ("features", "permutation", "seed", "head", "r", "axes", "causal", "alike"))
+        axes = given.integer("axes", 1, 2)
+        causal = given.flag("causal") if "causal" in body else axes == 1
+        if causal and axes == 2:
+            raise Refused("causal must be false with axes=2: images have an encoder")
         r = body.get("r")
-        if r != playground.PAPER and r is not None:
-            r = given.number("r", 1e-6, 1.0)
-        if axes == 2 and r is not None:
-            raise Refused("r must be left out where there are two axes: it counts tokens of a text, and the paper has it there only")
+        if r is not None and r != playground.DEFAULT:
+            r = given.number("r", 1e-6, 1.0, f"{playground.DEFAULT!r}, null or ")
         choice = playground.Choice(
-            features=given.whole("features", 2 * axes, MOST_FEATURES),
-            permutation=given.one_of("permutation", playground.KINDS),
-            seed=given.whole("seed", 0, 2**31 - 1),
-            head=given.whole("head", 0, playground.HEADS - 1),
+            features=given.integer("features", 2 * axes, MOST_FEATURES),
+            permutation=given.one_of("permutation", playground.PERMUTATIONS),
+            seed=given.integer("seed", 0, 2**31 - 1),
+            head=given.integer("head", 0, playground.HEADS - 1),
             r=r,
             axes=axes,
+            causal=causal,
             alike=given.flag("alike"),
         )
         with self.turns.turn():
             return playground.look(choice)
 
     def predict(self, body: Body) -> dict[str, Any]:
-        """The labels' probabilities."""
+        """Return the probability of each label."""
         trained, item = self._known, self._item(body, ("texts", "image"))
         assert isinstance(item, Unlabelled)
         with self.turns.turn():
@@ -87,17 +89,17 @@ class Answers:
         return {"probabilities": shares, "cut": item.cut}
 
     def explain(self, body: Body) -> dict[str, Any]:
-        """What the answer came from, as ``permuteformer explain`` has it."""
+        """Return the attribution of the answer to the tokens, as ``permuteformer explain`` computes it."""
         trained, item = self._known, self._item(body, ("texts", "image"))
         with self.turns.turn():
             found = explain(trained, item, progress=self.turns.check)
-        return {**found.to_json(), "told": in_words(found)}
+        return {**found.to_json(), "message": in_words(found)}
 
     def generate(self, body: Body) -> Iterator[dict[str, Any]]:
-        """A text as it comes; others have their turns between its tokens."""
+        """Yield a text piece by piece. Other requests can run between its tokens."""
         given = _Fields(body, ("prompt", "tokens", "temperature", "seed"))
-        prompt, tokens = given.text("prompt", LONGEST_PROMPT), given.whole("tokens", 1, MOST_TOKENS)
-        temperature, seed = given.number("temperature", 0.0, 5.0), given.whole("seed", 0, 2**31 - 1)
+        prompt, tokens = given.text("prompt", LONGEST_PROMPT), given.integer("tokens", 1, MOST_TOKENS)
+        temperature, seed = given.number("temperature", 0.0, 5.0), given.integer("seed", 0, 2**31 - 1)
         generation = generate(self._known, prompt, tokens, temperature=temperature, seed=seed)
         return self._pieces(generation)
 
@@ -113,20 +115,20 @@ class Answers:
 
     @property
     def _known(self) -> Trained:
-        assert self.trained is not None  # else there is no such path
+        assert self.trained is not None  # without a model, no route leads here
         return self.trained
 
     def _item(self, body: Body, names: tuple[str, ...]) -> Unlabelled | str:
         given, trained = _Fields(body, names), self._known
         if ("texts" in body) == ("image" in body):
-            raise Refused("give texts, a list of one or two, or image, a file as base64: one of them")
+            raise Refused("the request needs either texts, a list of one or two, or image, a file as base64")
         if "image" in body:
             if trained.kind == "lm":
-                raise Refused("image must be left out: the model reads a text")
+                raise Refused("image is not allowed: the model reads text")
             return item_of_image(trained, given.file("image"))
         texts = body["texts"]
         if not isinstance(texts, list) or not 1 <= len(texts) <= 2:
-            raise Refused("texts must be a list of one text, or of two")
+            raise Refused("texts must be a list of one or two texts")
         found = [_Fields({"texts": text}, ("texts",)).text("texts", LONGEST_TEXT) for text in texts]
         if trained.kind != "lm":
             return item_of_texts(trained, found)
@@ -136,12 +138,12 @@ class Answers:
 
 
 class _Fields:
-    """Fields of a request, each of the kind and in the bounds that it must have."""
+    """Fields of a request, checked for type and bounds."""
 
     def __init__(self, body: Body, known: tuple[str, ...]) -> None:
         for name in body:
             if name not in known:
-                raise Refused(f"unknown field {printable(name, 40)!r}; there is {', '.join(known)}")
+                raise Refused(f"unknown field {printable(name, 40)!r}: the fields are {', '.join(known)}")
         self.body = body
 
     def _get(self, name: str) -> Any:
@@ -149,35 +151,35 @@ class _Fields:
             raise Refused(f"{name} is missing")
         return self.body[name]
 
-    def whole(self, name: str, least: int, most: int) -> int:
+    def integer(self, name: str, least: int, most: int) -> int:
         value = self._get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise Refused(f"{name} must be a whole number from {least:,} to {most:,}; it is {_short(value)}")
+            raise Refused(f"{name} must be an integer from {least:,} to {most:,}, got {_short(value)}")
         return value
 
-    def number(self, name: str, least: float, most: float) -> float:
+    def number(self, name: str, least: float, most: float, others: str = "") -> float:
         value = self._get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-            raise Refused(f"{name} must be a number from {least:g} to {most:g}; it is {_short(value)}")
+            raise Refused(f"{name} must be {others}a number from {least:g} to {most:g}, got {_short(value)}")
         return float(value)
 
     def flag(self, name: str) -> bool:
         value = self._get(name)
         if not isinstance(value, bool):
-            raise Refused(f"{name} must be true or false; it is {_short(value)}")
+            raise Refused(f"{name} must be true or false, got {_short(value)}")
         return value
 
     def one_of(self, name: str, choices: tuple[str, ...]) -> str:
         value = self._get(name)
         if not isinstance(value, str) or value not in choices:
-            raise Refused(f"{name} must be one of {', '.join(choices)}; it is {_short(value)}")
+            raise Refused(f"{name} must be one of {', '.join(choices)}, got {_short(value)}")
         return value
 
     def text(self, name: str, longest: int) -> str:
         value = self._get(name)
         if not isinstance(value, str) or len(value) > longest:
-            told = f"a text of {len(value):,}" if isinstance(value, str) else _short(value)
-            raise Refused(f"{name} must be a text of at most {longest:,} characters; it is {told}")
+            got = f"{len(value):,}" if isinstance(value, str) else _short(value)
+            raise Refused(f"{name} must be a text of at most {longest:,} characters, got {got}")
         return value
 
     def file(self, name: str) -> bytes:
@@ -185,7 +187,7 @@ class _Fields:
         try:
             return base64.b64decode(value, validate=True)
         except (TypeError, ValueError, binascii.Error):
-            raise Refused(f"{name} must be a file as base64; it is {_short(value)}") from None
+            raise Refused(f"{name} must be a file as base64, got {_short(value)}") from None
 
 
 def _short(value: Any) -> str:

@@ -1,19 +1,27 @@
 "use strict";
 
-// One page, three parts: the controls ask the server for one head's numbers, the player moves through positions, the model answers.
-// Nothing is computed here but where to draw.
+// Three parts: the controls request the numbers of one head, the player moves through positions, and the model answers.
+// The library computes every number; this file only draws.
 
 const $ = (id) => document.getElementById(id);
 const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const STEP = 650; // milliseconds a position
-const DISTANCE_NAMES = { 1: "i − j (tokens)", 2: "rows between query and key (pixels)" };
+const STEP = 650; // milliseconds per position
+const KINDS = {
+  lm: { axes: 1, causal: true, r: "paper" },
+  encoder: { axes: 1, causal: false, r: "default half-lives" },
+  image: { axes: 2, causal: false, r: "default half-lives" },
+};
+const ORDERS = [ // of a head of an image, by the axis it counts along
+  { along: "rows", counted: "row by row", distance: "i − j (columns)" },
+  { along: "columns", counted: "column by column", distance: "i − j (rows)" },
+];
 
-let head = null; // what the server said of the chosen head
-let shown = { x: 0, y: 0 }; // the position that is drawn
+let head = null; // the server's answer about the chosen head
+let shown = { x: 0, y: 0 }; // the visible position
 let timer = null;
 
-// ---- asking the server
+// ---- requests to the server
 
 async function ask(path, body, signal) {
   const options = body === undefined ? {} : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
@@ -26,17 +34,18 @@ async function ask(path, body, signal) {
 function tell(place, error) {
   if (error?.name === "AbortError") return;
   place.hidden = !error;
-  place.textContent = error ? (error instanceof TypeError ? "The server does not answer: is permuteformer demo still running?" : error.message) : "";
+  place.textContent = error ? (error instanceof TypeError ? "No answer from the server: is permuteformer demo still running?" : error.message) : "";
 }
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
-const axes = () => Number(chosen("axes"));
+const kind = () => KINDS[chosen("kind")];
+const axes = () => kind().axes;
 
 function choice() {
-  const decay = axes() === 2 || $("decay").value === "none" ? null : $("decay").value === "paper" ? "paper" : Number($("rate").value);
+  const r = { default: "default", number: Number($("rate").value), none: null }[$("decay").value];
   return {
-    features: Number($("features").value), permutation: $("permutation").value, seed: Number($("seed").value), head: Number($("head").value) - 1,
-    r: decay, axes: axes(), alike: chosen("alike") === "true",
+    features: Number($("features").value), permutation: $("permutation").value, seed: Number($("seed").value), head: Number($("head").value),
+    r, axes: axes(), causal: kind().causal, alike: chosen("alike") === "true",
   };
 }
 
@@ -44,11 +53,12 @@ let asking = null;
 async function refresh() {
   $("features-shown").value = $("features").value;
   $("rate-shown").value = Number($("rate").value).toFixed(2);
-  $("rate-control").hidden = $("decay").value !== "number" || axes() === 2;
-  $("decay").disabled = axes() === 2;
+  $("rate-control").hidden = $("decay").value !== "number";
+  $("decay-default").textContent = kind().r;
+  for (const part of document.querySelectorAll("[data-kind]")) part.hidden = !part.dataset.kind.split(" ").includes(chosen("kind"));
   $("seed").disabled = $("draw").disabled = $("permutation").value === "none";
   $("row-control").hidden = axes() === 1;
-  $("position-name").textContent = axes() === 1 ? "i" : "(column)";
+  $("position-name").textContent = axes() === 1 ? "Position i" : "Column";
   asking?.abort();
   asking = new AbortController();
   try {
@@ -83,7 +93,7 @@ function item(parent, name, text = "", kind = "") {
   return made;
 }
 
-// A feature's colour: a ring of colours for every cycle, so that neighbours on it look alike.
+// The colour of a feature: hues run around every cycle, so that neighbours have similar colours.
 function hue(cycle, rank) {
   const length = head.cycles[cycle].features.length;
   return length === 1 ? null : (360 * rank / length + 40 * cycle) % 360;
@@ -93,7 +103,7 @@ function color(cycle, rank) {
   return angle === null ? (dark.matches ? "hsl(215 8% 58%)" : "hsl(215 8% 72%)") : `hsl(${angle} 68% ${dark.matches ? 62 : 66}%)`;
 }
 
-let beads = []; // of every feature: its drawing, its cycle, its rank, its place on the ring
+let beads = []; // for every feature: its drawing, cycle, rank in the cycle, and current place on the ring
 function drawRings() {
   const box = $("rings");
   box.replaceChildren();
@@ -107,7 +117,7 @@ function drawRings() {
     if (n > 1) {
       element(svg, "circle", { r: radius, class: "track" });
       element(svg, "line", { x1: 0, x2: 0, y1: -radius - 13, y2: -radius - 22, class: "start" });
-      const axis = axes() === 2 ? ["column", "row"][cycle.axis] : "";
+      const axis = head.axes === 2 ? ["column", "row"][cycle.axis] : "";
       element(svg, "text", { class: "name", y: axis && radius > 24 ? -6 : 0 }, `${n}`);
       if (axis && radius > 24) element(svg, "text", { class: "name", y: 8 }, axis);
     }
@@ -125,7 +135,7 @@ function placeBead(bead, at) {
   bead.group.setAttribute("transform", `translate(${bead.radius * Math.cos(angle)} ${bead.radius * Math.sin(angle)})`);
 }
 
-// Where the library says that each feature stands at this position: a place's rank on its cycle.
+// The place of each feature on its ring at the visible position, by the server's answer.
 function targets() {
   const at = [];
   head.cycles.forEach((cycle) => {
@@ -142,7 +152,7 @@ function moveBeads(smooth) {
   const begun = performance.now();
   const ways = beads.map((bead, feature) => {
     let way = goals[feature] - bead.at;
-    way -= bead.n * Math.round(way / bead.n); // the shorter way round
+    way -= bead.n * Math.round(way / bead.n); // the shorter way
     return [bead.at, way];
   });
   const step = (now) => {
@@ -162,17 +172,19 @@ function drawField() {
   const colors = [];
   head.cycles.forEach((cycle, number) => cycle.features.forEach((feature, rank) => { colors[feature] = color(number, rank); }));
   head.places.forEach((places, row) => places.forEach((feature, place) => { pen.fillStyle = colors[feature]; pen.fillRect(place, row, 1, 1); }));
-  canvas.setAttribute("aria-label", `${rows} positions of ${columns} features; the head is back after ${head.order.join(" by ")}.`);
+  canvas.setAttribute("aria-label", `${rows} positions of ${columns} features; the head repeats after ${head.order.join(" by ")} positions.`);
 }
 
 function drawFacts() {
   const lengths = [0, 1].map((axis) => head.cycles.filter((cycle) => cycle.axis === axis).map((cycle) => cycle.features.length).sort((a, b) => b - a));
-  const facts = [["Cycles", lengths.filter((some) => some.length).map((some) => some.join(" ")).join(" | ")], ["Order of this head", head.order.join(" × ")],
-    ["All 8 heads repeat after", `${head.reach.join(" × ")} tokens`]];
-  if (head.r !== null) facts.push(["r", head.r.toFixed(4)], ["Half of a weight is left after", head.half_life === null ? "never" : `${head.half_life.toFixed(1)} tokens`]);
+  const facts = [["Cycles", lengths.filter((some) => some.length).map((some) => some.join(" ")).join(" | ")], ["Order of the head", head.order.join(" × ")],
+    ["All 8 heads repeat after", head.axes === 1 ? `${head.reach[0]} tokens` : `${head.reach[0]} columns × ${head.reach[1]} rows`]];
+  if (head.r !== null) facts.push(["r", head.r.toFixed(4)], ["Half-life", head.half_life === null ? "none: weights do not decay" : `${head.half_life.toFixed(1)} ${head.axes === 1 ? "tokens" : "pixels"}`]);
+  if (head.r !== null && head.axes === 2) facts.push(["Counts", `along ${ORDERS[head.decay_axis].along}`]);
   $("facts").replaceChildren();
   for (const [name, value] of facts) { item($("facts"), "dt", name); item($("facts"), "dd", value); }
-  for (const warning of head.warnings) { item($("facts"), "dt", "Mind"); item($("facts"), "dd", warning, "warning"); }
+  $("along").textContent = head.r === null || head.axes === 1 ? "" : `This head counts along ${ORDERS[head.decay_axis].along}.`;
+  for (const warning of head.warnings) { item($("facts"), "dt", "Note"); item($("facts"), "dd", warning, "warning"); }
 }
 
 const LEFT = 44, TOP = 14, BOTTOM = 206;
@@ -181,39 +193,51 @@ function drawScores() {
   svg.replaceChildren();
   const width = Math.max(300, Math.min(900, svg.clientWidth)), RIGHT = width - 14;
   svg.setAttribute("viewBox", `0 0 ${width} 250`);
-  const most = Math.max(1, ...head.permuteformer, ...head.likeness);
-  const x = (distance) => LEFT + (RIGHT - LEFT) * distance / (head.distances.length - 1);
+  const most = Math.max(1, ...head.permuteformer, ...head.similarity);
+  const first = head.distances[0], last = head.distances.at(-1);
+  const x = (distance) => LEFT + (RIGHT - LEFT) * (distance - first) / (last - first);
   const y = (score) => BOTTOM - (BOTTOM - TOP) * score / most;
   for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
     element(svg, "line", { x1: LEFT, x2: RIGHT, y1: y(tick), y2: y(tick), class: "axis" });
     element(svg, "text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, tick);
   }
-  for (let tick = 0; tick < head.distances.length; tick += width < 500 ? 16 : 8) element(svg, "text", { x: x(tick), y: BOTTOM + 18, "text-anchor": "middle" }, tick);
-  element(svg, "text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 38, "text-anchor": "middle" }, DISTANCE_NAMES[axes()]);
-  head.likeness.forEach((value, n) => element(svg, "circle", { cx: x(n), cy: y(value), r: 3, class: "likeness" }));
-  const path = (values) => values.map((value, n) => `${n ? "L" : "M"}${x(n).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+  for (let tick = first; tick <= last; tick += width < 500 ? 16 : 8) element(svg, "text", { x: x(tick), y: BOTTOM + 18, "text-anchor": "middle" }, `${tick}`.replace("-", "−"));
+  const name = head.axes === 1 ? "i − j (tokens)" : ORDERS[head.decay_axis].distance;
+  element(svg, "text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 38, "text-anchor": "middle" }, name);
+  if (first < 0) {
+    element(svg, "text", { x: LEFT, y: BOTTOM + 38 }, "← keys after");
+    element(svg, "text", { x: RIGHT, y: BOTTOM + 38, "text-anchor": "end" }, "keys before →");
+  }
+  head.similarity.forEach((value, n) => element(svg, "circle", { cx: x(head.distances[n]), cy: y(value), r: first < 0 ? 2 : 3, class: "similarity" }));
+  const path = (values) => values.map((value, n) => `${n ? "L" : "M"}${x(head.distances[n]).toFixed(1)} ${y(value).toFixed(1)}`).join("");
   element(svg, "path", { d: path(head.performer), class: "theirs" });
   element(svg, "path", { d: path(head.permuteformer), class: "ours" });
-  const here = axes() === 1 ? shown.x : shown.y;
-  if (here < head.distances.length) {
+  const here = head.decay_axis === 0 ? shown.x : shown.y, index = head.distances.indexOf(here);
+  let score = "";
+  if (index >= 0) {
     element(svg, "line", { x1: x(here), x2: x(here), y1: TOP, y2: BOTTOM, class: "here" });
-    element(svg, "circle", { cx: x(here), cy: y(head.permuteformer[here]), r: 6, class: "dot" });
+    element(svg, "circle", { cx: x(here), cy: y(head.permuteformer[index]), r: 6, class: "dot" });
+    score = `At distance ${here} it is ${head.permuteformer[index].toFixed(3)} with PermuteFormer and ${head.performer[index].toFixed(3)} with Performer.`;
   }
-  const score = here < head.distances.length ? `At distance ${here} it is ${head.permuteformer[here].toFixed(3)} with PermuteFormer and ${head.performer[here].toFixed(3)} with Performer.` : "";
-  $("score-told").textContent = `How much a query scores with a key like itself so far away, over the score where it stands. Performer scores all distances alike. ${score}`;
+  const where = head.axes === 1 ? "" : ` along ${ORDERS[head.decay_axis].along}`;
+  $("score-text").textContent = `The score of a query with an equal key at each distance${where}, relative to distance 0. Performer gives all distances the same score. ${score}`;
   svg.setAttribute("aria-label", `Score by distance. ${score}`);
 }
 
 function drawMaps() {
-  const sentence = axes() === 1
-    ? ["a row a query, a column a key before it: every key of a row gets the same weight where tokens are alike.", "stripes run along the diagonal: weights depend on i − j alone."]
-    : ["how the middle pixel weighs all others: wherever they are, alike.", "how the middle pixel weighs all others: rows and columns between them show."];
-  if (!choice().alike) sentence[0] = axes() === 1 ? "weights follow from what tokens are, and not from where they stand." : "weights follow from what pixels are, and not from where they stand.";
+  const what = head.axes === 2 ? "Weights that the middle pixel gives to all pixels." : `Attention weights: one row per query, one column per key${head.two_sided ? "" : " up to it"}.`;
+  const decay = head.half_life === null ? "" : head.axes === 2 ? `, and decay with the distance counted ${ORDERS[head.decay_axis].counted}` : head.two_sided ? ", and decay on both sides of the diagonal" : ", and decay from the diagonal";
+  const unit = head.axes === 2 ? "pixel" : "token";
+  const sentence = [
+    choice().alike ? `All ${unit}s are equal, so they get equal weights.` : `Weights depend on what a ${unit} is, not on its position.`,
+    head.axes === 2 ? `They depend on the columns and rows between two pixels${decay}.` : `They form stripes, because scores depend on i − j only${decay}.`,
+  ];
+  if (!choice().alike) sentence[1] = `Weights depend on what a ${unit} is and on its position${decay}.`;
   const most = Math.max(...head.map.permuteformer.flat(), ...head.map.performer.flat());
   ["performer", "permuteformer"].forEach((name, n) => {
-    $(`${name}-told`).textContent = `Attention weights: ${sentence[n]}`;
+    $(`${name}-text`).textContent = `${what} ${sentence[n]}`;
     heat($(name), head.map[name], most);
-    $(name).setAttribute("aria-label", `Weights of ${name}, ${head.map.rows} by ${head.map.columns}, at most ${Math.max(...head.map[name].flat()).toFixed(3)}: ${sentence[n]}`);
+    $(name).setAttribute("aria-label", `Weights of ${name}, ${head.map.rows} by ${head.map.columns}, at most ${Math.max(...head.map[name].flat()).toFixed(3)}. ${sentence[n]}`);
   });
 }
 
@@ -223,7 +247,7 @@ function heat(canvas, rows, most) {
   canvas.width = rows[0].length; canvas.height = rows.length;
   const pen = canvas.getContext("2d");
   rows.forEach((row, y) => row.forEach((value, x) => {
-    const share = Math.sqrt(value / most); // so that small weights can be seen
+    const share = Math.sqrt(value / most); // makes small weights visible
     pen.fillStyle = `rgb(${low.map((part, n) => Math.round(part + share * (high[n] - part))).join(" ")})`;
     pen.fillRect(x, y, 1, 1);
   }));
@@ -238,14 +262,14 @@ function move(smooth = false) {
   if (!head) return;
   moveBeads(smooth && !still.matches);
   const rows = head.places.length;
-  const first = head.axis.filter((axis) => axis === 0).length / head.axis.length; // share of the features that the first axis moves
+  const first = head.axis.filter((axis) => axis === 0).length / head.axis.length; // share of the features that axis 0 moves
   [[$("field-row"), shown.x, 0, first], [$("field-column"), shown.y, first, 1 - first]].forEach(([frame, position, left, width]) => {
     Object.assign(frame.style, { top: `calc(${100 * position / rows}% - 2px)`, height: `calc(${100 / rows}% + 4px)`, left: `${100 * left}%`, width: `${100 * width}%` });
     frame.hidden = !width;
   });
   const moved = targets();
   const back = beads.filter((bead, feature) => moved[feature] === bead.rank).length;
-  $("back").textContent = `${back} of ${beads.length} features stand where they began.`;
+  $("back").textContent = `${back} of ${beads.length} features are back in place.`;
   drawScores();
 }
 
@@ -278,11 +302,11 @@ const LEVELS = { 2: "for2", 1: "for1", "-1": "against1", "-2": "against2" };
 
 function presentModel() {
   $("model").hidden = false;
-  $("model").parentElement.prepend($("model")); // who gave a run is here for it
+  $("model").parentElement.prepend($("model")); // with a run, the model comes first
   $("model-title").textContent = `A trained model: ${run.name}`;
   const lm = run.kind === "lm";
-  $("model-told").textContent = lm ? "A language model. Type the beginning of a text; it goes on token by token, from a state of constant size."
-    : run.kind === "match" ? `It says of two texts one of: ${run.labels.join(", ")}.` : `It says of ${run.image ? "an image" : "a text"} one of: ${run.labels.join(", ")}.`;
+  $("model-text").textContent = lm ? "A language model. Type the beginning of a text; the model continues it token by token, from a state of constant size."
+    : `Labels for ${run.kind === "match" ? "two texts" : run.image ? "an image" : "a text"}: ${run.labels.join(", ")}.`;
   $("text-label").textContent = lm ? "Beginning of a text" : run.kind === "match" ? "First text" : "Text";
   $("text-control").hidden = run.image;
   $("second-control").hidden = run.kind !== "match";
@@ -328,15 +352,15 @@ function drawBars(shares) {
 
 $("question").addEventListener("submit", (event) => event.preventDefault());
 $("temperature").addEventListener("input", () => { $("temperature-shown").value = Number($("temperature").value).toFixed(1); });
-$("predict").addEventListener("click", () => busily("reading …", async () => drawBars((await ask("/api/predict", await given())).probabilities)));
-$("explain").addEventListener("click", () => busily("following gradients …", async () => drawAttribution(await ask("/api/explain", await given()))));
+$("predict").addEventListener("click", () => busily("predicting …", async () => drawBars((await ask("/api/predict", await given())).probabilities)));
+$("explain").addEventListener("click", () => busily("computing gradients …", async () => drawAttribution(await ask("/api/explain", await given()))));
 
 const signed = (value, most) => (value >= 0 ? "+" : "") + (most >= 0.02 ? value.toFixed(3) : value.toExponential(1));
 
 function drawAttribution(found) {
   drawBars(found.answers);
   $("attribution").hidden = false;
-  $("attribution-told").textContent = found.told;
+  $("attribution-text").textContent = found.message;
   const spans = found.parts.flatMap((part) => part.spans.map((span) => ({ ...span, part })));
   const most = Math.max(...spans.map((span) => Math.abs(span.value))) || 1;
   const level = (value) => Math.sign(value) * (Math.abs(value) >= 0.6 * most ? 2 : Math.abs(value) >= 0.2 * most ? 1 : 0);
@@ -385,7 +409,7 @@ function drawHeat(box, found) {
   });
 }
 
-$("generate").addEventListener("click", () => busily("speaking …", async () => {
+$("generate").addEventListener("click", () => busily("generating …", async () => {
   speaking = new AbortController();
   $("stop").hidden = false;
   const place = $("spoken");

@@ -1,4 +1,4 @@
-"""What one head does with positions, as numbers for a picture; all of them are the library's own."""
+"""How one head encodes positions, as numbers for the page to draw: all of them come from the library."""
 
 from __future__ import annotations
 
@@ -10,70 +10,81 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permuteformer.attention import ATTENTIONS
+from permuteformer.attention.linear import LinearAttention
 from permuteformer.models.inspection import SHORT, STILL, Head, cycles_of
-from permuteformer.ops.feature_map import relu_eps
+from permuteformer.ops.call import Tokens
 from permuteformer.positions.base import Compose, PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
 from permuteformer.words import short
 
 HEADS = 8
-"""Heads that are drawn together; one of them is looked at."""
+"""Heads of the attention; the page shows one of them."""
 STEPS = 65
-"""Positions that features are shown at, from 0 on."""
+"""Positions to show features at, from 0."""
 DISTANCES = 48
+"""Longest distance of the score curve."""
 TOKENS = 32
-"""Of the map of a text."""
-TOKEN_SEED = 3
+"""Tokens of the map of a text."""
 SIDE = 15
-"""Of the map of an image: its middle pixel looks at all the others."""
+"""Rows and columns of the map of an image: the weights of its middle pixel."""
+TOKEN_SEED = 3
+"""Seed of the queries and keys, so that every permutation is applied to the same tokens."""
 
-KINDS = ("random", "max_order", "none")
-PAPER = "paper"
-"""r as in the paper: each head has its own."""
+PERMUTATIONS = ("random", "max_order", "none")
+DEFAULT = "default"
+"""The default r: the paper's in a language model, half-lives from 1 token to a quarter of the map in an encoder."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen."""
+    """Settings of the page."""
 
     features: int
-    """Of a head, m."""
+    """m, the features per head."""
     permutation: str
-    """One of ``KINDS``."""
+    """One of ``PERMUTATIONS``."""
     seed: int
     head: int
-    """From 0."""
+    """Counted from 0."""
     r: float | str | None
-    """A number, ``PAPER``, or none."""
+    """A number for all heads, ``DEFAULT``, or ``None`` for no decay."""
     axes: int
     """1 for text, 2 for images."""
+    causal: bool
+    """True for a language model, with r^(i-j); false for an encoder, with r^|i-j|."""
     alike: bool
-    """Whether all tokens of the map are the same."""
+    """Whether all tokens of the map are equal."""
 
 
 @lru_cache(maxsize=128)
 @torch.no_grad()
 def look(choice: Choice) -> dict[str, Any]:
-    """Cycles, where features go, scores by distance, and weights of Performer beside those of PermuteFormer."""
-    permute = _permute(choice)
-    rate = None if choice.r is None else float((Decay(HEADS) if choice.r == PAPER else Decay(HEADS, float(choice.r))).r[choice.head])
+    """Return cycles, features by position, scores by distance, and the attention weights of Performer and PermuteFormer."""
+    permute, decay = _permute(choice), _decay(choice)
+    position = Compose([permute] if decay is None else [permute, decay])
     cycles = cycles_of(permute, choice.head)
-    head = Head(tuple(tuple(sorted(map(len, of_axis), reverse=True)) for of_axis in cycles), rate)
-    where = torch.arange(STEPS)[:, None].expand(-1, choice.axes)
-    one = Permute(1, choice.features, choice.axes, permute.permutation[choice.head : choice.head + 1])
+    head = Head(
+        cycles=tuple(tuple(sorted(map(len, of_axis), reverse=True)) for of_axis in cycles),
+        r=None if decay is None else float(decay.r[choice.head]),
+        two_sided=not choice.causal,
+        axis=choice.head % choice.axes,
+    )
+    steps = torch.arange(STEPS)[None, :, None].expand(-1, -1, choice.axes)
     return {
+        "axes": choice.axes,
+        "two_sided": head.two_sided,
+        "decay_axis": head.axis,
         "cycles": [{"axis": axis, "features": cycle} for axis, of_axis in enumerate(cycles) for cycle in of_axis],
         "axis": permute.cycles.axis.tolist(),
         "order": [f"{n:,}" for n in head.order],
         "reach": [short(n) for n in permute.period],
-        "r": rate,
+        "r": head.r,
         "half_life": None if head.half_life is None or math.isinf(head.half_life) else head.half_life,
         "warnings": _warnings(head),
-        "places": one.tables(where.unsqueeze(0))[0, 0].tolist(),
-        **_scores(choice, one, rate, head),
-        "map": _plane(choice, one) if choice.axes == 2 else _line(choice, one, rate),
+        "places": permute.tables(steps)[0, choice.head].tolist(),
+        **_scores(choice, position, head),
+        "map": _image_map(choice, position) if choice.axes == 2 else _text_map(choice, position),
     }
 
 
@@ -84,65 +95,77 @@ def _permute(choice: Choice) -> Permute:
     return Permute(HEADS, choice.features, choice.axes, choice.permutation, choice.seed)
 
 
+def _decay(choice: Choice) -> Decay | None:
+    if choice.r is None:
+        return None
+    r = None if choice.r == DEFAULT else float(choice.r)
+    if choice.causal:
+        return Decay(HEADS, r)
+    length = SIDE * SIDE if choice.axes == 2 else TOKENS
+    return Decay(HEADS, r, two_sided=True, length=length if r is None else None, axes=choice.axes)
+
+
 def _warnings(head: Head) -> list[str]:
-    told = []
+    found = []
     if head.still >= STILL * head.features:
-        told.append(f"{head.still} of {head.features} features are never moved.")
+        found.append(f"{head.still} of {head.features} features never move.")
     if head.half_life is not None and head.half_life < SHORT:
-        told.append(f"r = {head.r:.3g} halves a weight within {head.half_life:.2g} tokens.")
-    return told
+        found.append(f"r = {head.r:.3g} has a half-life of only {head.half_life:.2g} tokens.")
+    return found
 
 
-def _features(choice: Choice, count: int) -> Tensor:
-    """``1 1 l m``: queries, which are the keys as well. Of a seed of their own, so that another permutation meets the same tokens."""
-    x = torch.randn(1, 1, count, choice.features, generator=torch.Generator().manual_seed(TOKEN_SEED), dtype=torch.float64)
-    return x[:, :, :1].expand_as(x) if choice.alike else x
+def _scores(choice: Choice, position: PositionEncoding, head: Head) -> dict[str, Any]:
+    """Score of a token with a copy of itself, relative to distance 0: i - j from 0 if causal, else of both signs.
 
+    On images, the copies are along the axis that the head counts along.
+    """
+    distances = list(range(0 if choice.causal else -DISTANCES, DISTANCES + 1))
+    count = len(distances)
+    positions = torch.zeros(1, count, choice.axes, dtype=torch.int64)
+    positions[..., head.axis] = torch.arange(count)
 
-def _scores(choice: Choice, permute: Permute, rate: float | None, head: Head) -> dict[str, Any]:
-    """The score of a token with its like so many places before, over that with itself: of images, along a column."""
-    distances = torch.arange(DISTANCES + 1)
-    x = relu_eps(_features(choice, 1)).expand(-1, -1, len(distances), -1)
-    at = torch.zeros(1, len(distances), choice.axes, dtype=torch.int64)
-    at[0, :, -1] = -distances  # keys; the query stands at 0
-    moved = permute.transform(x, permute.tables(at))
-    itself = x.square().sum(-1)
-    decay = 1.0 if rate is None else rate ** distances.double()
-    zeros = (0,) * (choice.axes - 1)
+    def curve(encoding: PositionEncoding | None) -> Any:
+        scores = _weights(choice, encoding, positions, alike=True, normalizer="none")[DISTANCES].flip(0)  # key 0 has the largest i - j
+        return _rounded(scores / scores[distances.index(0)])
+
+    def similarity(distance: int) -> float:
+        steps = [distance if axis == head.axis else 0 for axis in range(choice.axes)]
+        return round(head.similarity(*steps, grid=None if choice.axes == 1 else (count, count)), 5)
+
     return {
-        "distances": distances.tolist(),
-        "permuteformer": _rounded(((x * moved).sum(-1) / itself * decay)[0, 0]),
-        "performer": _rounded(((x * x).sum(-1) / itself)[0, 0]),  # features do not know where they are
-        "likeness": [round(head.alike(*zeros, d), 5) for d in distances.tolist()],
+        "distances": distances,
+        "permuteformer": curve(position),
+        "performer": curve(None),
+        "similarity": [similarity(distance) for distance in distances],
     }
 
 
-def _line(choice: Choice, permute: Permute, rate: float | None) -> dict[str, Any]:
-    """Weights of every query of a text, causal, as both attentions give them."""
-    encodings: list[PositionEncoding] = [permute] if rate is None else [permute, Decay(1, rate)]
-    ours, theirs = (_weights(choice, encoding, TOKENS, causal=True) for encoding in (Compose(encodings), None))
+def _text_map(choice: Choice, position: PositionEncoding) -> dict[str, Any]:
+    """Weights of every query for every key."""
+    positions = torch.arange(TOKENS).view(1, TOKENS, 1)
+    ours, theirs = (_weights(choice, encoding, positions, choice.alike) for encoding in (position, None))
     return {"rows": TOKENS, "columns": TOKENS, "permuteformer": _rounded(ours), "performer": _rounded(theirs)}
 
 
-def _plane(choice: Choice, permute: Permute) -> dict[str, Any]:
-    """Weights that the middle pixel gives to all."""
+def _image_map(choice: Choice, position: PositionEncoding) -> dict[str, Any]:
+    """Weights of the middle pixel for every pixel."""
     rows, columns = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
-    at = torch.stack([columns.flatten(), rows.flatten()], dim=-1).unsqueeze(0)
+    positions = torch.stack([columns.flatten(), rows.flatten()], dim=-1).unsqueeze(0)
     middle = SIDE * SIDE // 2
-    ours, theirs = (
-        _weights(choice, encoding, SIDE * SIDE, causal=False, positions=at)[middle].view(SIDE, SIDE) for encoding in (permute, None)
-    )
+    ours, theirs = (_weights(choice, encoding, positions, choice.alike)[middle].view(SIDE, SIDE) for encoding in (position, None))
     return {"rows": SIDE, "columns": SIDE, "permuteformer": _rounded(ours), "performer": _rounded(theirs)}
 
 
-def _weights(choice: Choice, encoding: PositionEncoding | None, count: int, causal: bool, positions: Tensor | None = None) -> Tensor:
-    """``l l``: mixing is linear in the values, so weights are what it makes of the identity."""
-    x = _features(choice, count)
-    attention = ATTENTIONS["linear"](1, choice.features, causal=causal, position=encoding)
-    at = positions if encoding is not None else None
-    identity = torch.eye(count, dtype=x.dtype).expand(1, 1, -1, -1)
-    weights: Tensor = attention.mix(x, x, identity, positions=at, key_mask=None, segments=None, state=None)[0][0, 0]
-    return weights
+def _weights(choice: Choice, position: PositionEncoding | None, positions: Tensor, alike: bool, normalizer: str = "transformed") -> Tensor:
+    """Return the attention weights of the chosen head, ``l l``: the output is linear in the values, so these are the identity."""
+    length = positions.shape[1]
+    x = torch.randn(length, choice.features, generator=torch.Generator().manual_seed(TOKEN_SEED), dtype=torch.float64)
+    x = (x[:1].expand_as(x) if alike else x).expand(1, HEADS, -1, -1)
+    values = torch.eye(length, dtype=x.dtype).expand(1, HEADS, -1, -1)
+    attention = LinearAttention(HEADS, choice.features, causal=choice.causal, position=position, normalizer=normalizer)
+    tokens = Tokens.build(1, length, positions=positions, axes=choice.axes, ordered=attention.position.decay_axes > 1)
+    out, _ = attention.mix(x, x, values, tokens, None)  # b h l v
+    return out[0, choice.head]
 
 
 def _rounded(x: Tensor) -> Any:

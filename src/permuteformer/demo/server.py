@@ -1,4 +1,4 @@
-"""The page over HTTP, for this machine only: every request is checked before it is answered, and what is wrong is a sentence as JSON."""
+"""The HTTP server of the page, for this machine only: it checks every request, and answers bad ones with a message as JSON."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from permuteformer.demo.answers import Answers
 from permuteformer.demo.turns import Busy, Stopping
 
 HOST = "127.0.0.1"
-"""The only address that is listened on."""
+"""The only address the server listens on."""
 LARGEST_BODY = 1_000_000
+"""Bytes."""
 CONNECTIONS = 128
-"""At a time; more are told to come again."""
+"""Open connections; further ones get a 503."""
 SECONDS = 30.0
-"""A connection that says nothing for so long is closed."""
+"""Time after which an idle connection is closed."""
 AGAIN = {"Retry-After": "1"}
 
 PAGE = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"), "/page.js": ("page.js", "text/javascript")}
-"""What is served, and nothing else of the disk."""
+"""The files that are served; no other file can be read."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -42,7 +43,7 @@ HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Listens on ``HOST``; a thread a connection, of which there are ``CONNECTIONS`` at most."""
+    """A server on ``HOST`` with one thread per connection, ``CONNECTIONS`` at most."""
 
     daemon_threads = True
     block_on_close = False
@@ -56,25 +57,25 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, port), Handler)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise OSError(f"port {port} is in use: give another by --port, or --port 0 for any that is free") from None
+                raise OSError(f"port {port} is in use: pass another --port, or --port 0 for any free one") from None
             if error.errno == errno.EACCES:
-                raise OSError(f"port {port} is not allowed here: give one from 1024 on by --port, or --port 0") from None
+                raise OSError(f"port {port} is not allowed: pass a --port of at least 1024, or --port 0 for any free one") from None
             raise
 
     @property
     def address(self) -> str:
-        """Of the page."""
+        """The URL of the page."""
         return f"http://{HOST}:{self.server_port}/"
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """By what names it may be asked: a name of somebody else that leads here is not one (DNS rebinding)."""
+        """The allowed Host headers. Another name that resolves to this address is refused (DNS rebinding)."""
         return tuple(f"{name}:{self.server_port}" for name in (HOST, "localhost"))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for it, if there is one to spare."""
+        """Start a thread for the connection, or answer 503 if there are too many."""
         if not self._free.acquire(blocking=False):
-            body = json.dumps({"error": "there are too many connections: try again in a second"}).encode()
+            body = json.dumps({"error": "too many connections: try again in a second"}).encode()
             head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             with suppress(OSError):
                 request.sendall(head.encode() + b"Retry-After: 1\r\nConnection: close\r\n\r\n" + body)
@@ -83,17 +84,17 @@ class Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve it, and give the thread back."""
+        """Serve the connection, then free its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a connection that broke off concerns nobody."""
+        """Ignore connections that the client closed."""
 
     def stop(self) -> None:
-        """Close the door, and let what is under way come to an end."""
+        """Refuse new requests, and let running ones end."""
         self.answers.turns.stop()
         self.server_close()
 
@@ -107,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = SECONDS
 
     def do_GET(self) -> None:
-        """The three files of the page, and what there is to play with."""
+        """Serve the files of the page and the description of the demo."""
         if not self._is_for_us():
             return
         if self.path in self.server.page:
@@ -116,20 +117,20 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/api/about":
             self._json(HTTPStatus.OK, self.server.answers.about())
         elif self.path in self.server.answers.routes:
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{self.path} is asked by POST", {"Allow": "POST"})
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{self.path} needs POST", {"Allow": "POST"})
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "there is no such path here; the page is at /")
+            self._refuse(HTTPStatus.NOT_FOUND, "path not found: the page is at /")
 
     def do_POST(self) -> None:
-        """A question as a JSON object."""
+        """Answer a request, a JSON object."""
         if not self._is_for_us() or (body := self._body()) is None:
             return
         answer = self.server.answers.routes.get(self.path)
         if answer is None:
             known = self.path in (*self.server.page, "/api/about")
-            sentence = f"{self.path} is asked by GET" if known else "there is no such path here; is there a run that it is about?"
+            message = f"{self.path} needs GET" if known else "path not found: does it need a run? Pass one to permuteformer demo"
             code = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
-            self._refuse(code, sentence, {"Allow": "GET"} if known else {})
+            self._refuse(code, message, {"Allow": "GET"} if known else {})
             return
         try:
             with self.server.answers.turns.place():
@@ -139,39 +140,39 @@ class Handler(BaseHTTPRequestHandler):
                 else:
                     self._json(HTTPStatus.OK, found)
         except Busy:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many are waiting for the model: try again in a second", AGAIN)
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests are waiting: try again in a second", AGAIN)
         except Stopping:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the page is being closed", AGAIN)
-        except (ValueError, TypeError) as error:  # sentences of the library
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", AGAIN)
+        except (ValueError, TypeError) as error:  # messages of the library
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         except (ConnectionError, TimeoutError):
-            self.close_connection = True  # nobody listens any more
+            self.close_connection = True  # the client is gone
         except Exception as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"this went wrong, and should not have: {type(error).__name__}")
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}")
 
     def _is_for_us(self) -> bool:
-        """Whether it comes from our own page, or from nobody's: a page of somebody else must not use what is here."""
+        """Refuse requests that other sites make, and return whether this one is allowed."""
         if self.headers.get("Host") not in self.server.hosts:
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {self.server.address} and nowhere else")
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, f"Host must be that of {self.server.address}")
             return False
         origin = self.headers.get("Origin")
         ours = origin is None or origin in {f"http://{host}" for host in self.server.hosts}
         if not ours or self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            self._refuse(HTTPStatus.FORBIDDEN, "this is for the page itself: other sites may not ask")
+            self._refuse(HTTPStatus.FORBIDDEN, "requests from other sites are refused")
             return False
         return True
 
     def _body(self) -> dict[str, Any] | None:
-        """The object that was sent; ``None`` where it was refused."""
+        """Return the JSON object of the request, or refuse it and return ``None``."""
         if self.headers.get_content_type() != "application/json":
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json")
             return None
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length must say how many bytes there are")
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length must be the number of bytes")
             return None
         if len(length) > 12 or int(length) > LARGEST_BODY:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question must have at most {LARGEST_BODY:,} bytes")
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request must have at most {LARGEST_BODY:,} bytes")
             return None
         try:
             content = self.rfile.read(int(length))
@@ -180,15 +181,15 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         except (ValueError, RecursionError):
-            self._refuse(HTTPStatus.BAD_REQUEST, "the question is not JSON")
+            self._refuse(HTTPStatus.BAD_REQUEST, "the request is not JSON")
             return None
         if not isinstance(body, dict):
-            self._refuse(HTTPStatus.BAD_REQUEST, "the question must be a JSON object")
+            self._refuse(HTTPStatus.BAD_REQUEST, "the request must be a JSON object")
             return None
         return body
 
     def _stream(self, pieces: Iterator[dict[str, Any]]) -> None:
-        """A line of JSON for every piece, as it comes; an error on the way is the last line."""
+        """Send each piece as a line of JSON when it is ready. An error becomes the last line."""
         self._head(HTTPStatus.OK, {"Content-Type": "application/x-ndjson; charset=utf-8", "Transfer-Encoding": "chunked"})
         try:
             for piece in pieces:
@@ -197,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the stop button
             return
         except Stopping:
-            self._chunk({"error": "the page is being closed"})
+            self._chunk({"error": "the server is shutting down"})
         except (ValueError, TypeError) as error:
             self._chunk({"error": str(error)})
         self.wfile.write(b"0\r\n\r\n")
@@ -210,11 +211,11 @@ class Handler(BaseHTTPRequestHandler):
     def _json(self, code: HTTPStatus, content: Any, headers: dict[str, str] | None = None) -> None:
         self._send(code, json.dumps(content).encode(), "application/json; charset=utf-8", headers)
 
-    def _refuse(self, code: HTTPStatus, sentence: str, headers: dict[str, str] | None = None) -> None:
-        """What of the request was not read cannot be told from the next one, so the connection ends."""
+    def _refuse(self, code: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> None:
+        """Send an error and close the connection: unread bytes of this request would be taken for the next one."""
         self.close_connection = True
         try:
-            self._json(code, {"error": sentence}, {**(headers or {}), "Connection": "close"})
+            self._json(code, {"error": message}, {**(headers or {}), "Connection": "close"})
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_WR)
         except OSError:
@@ -222,7 +223,7 @@ class Handler(BaseHTTPRequestHandler):
         self._drain()
 
     def _drain(self) -> None:
-        """Read what is still coming, for a moment: else the answer may be lost with it."""
+        """Read the rest of the request for a moment: closing with unread data can drop the response."""
         self.connection.settimeout(0.5)
         left = 4 * LARGEST_BODY
         try:
@@ -243,12 +244,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library refuses by itself, in our form; a method or a version that there is not is the asker's mistake."""
+        """Send errors of the standard library as JSON. Unknown methods and versions are client errors."""
         mistakes = {501: HTTPStatus.METHOD_NOT_ALLOWED, 505: HTTPStatus.BAD_REQUEST}
         status = mistakes.get(code) or HTTPStatus(code)
         allowed = {"Allow": "GET, POST"} if status == HTTPStatus.METHOD_NOT_ALLOWED else {}
-        self.request_version = self.protocol_version  # what was not understood is taken for HTTP/0.9, which has no headers
+        self.request_version = self.protocol_version  # a request that was not parsed counts as HTTP/0.9, which has no headers
         self._refuse(status, status.description or status.phrase, allowed)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a page is asked often."""
+        """Do not log requests."""

@@ -1,4 +1,4 @@
-"""Who may use the model now: one after another in the order they came, and no more waiting than can be served."""
+"""A fair queue for the model: one request at a time, in order of arrival, and a bound on waiting requests."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PLACES = 64
-"""Requests that are under way or wait, at most."""
+"""Requests that run or wait, at most."""
 
 
 class Busy(RuntimeError):
-    """There is no place to wait."""
+    """Too many requests are waiting."""
 
 
 class Stopping(RuntimeError):
-    """The page is being closed."""
+    """The server is shutting down."""
 
 
 class Turns:
-    """Places to wait in, and turns in the order of asking: a long text does not keep others from theirs.
+    """A bounded queue. A long request takes one turn per step, so that others run in between.
 
     >>> turns = Turns(places=1)
     >>> with turns.place(), turns.turn():
@@ -33,11 +33,11 @@ class Turns:
         self._waiting: deque[threading.Event] = deque()
         self._taken = False
         self.stopping = threading.Event()
-        """Set when the page is closed: what is under way ends at its next step."""
+        """Set at shutdown: running requests end at their next step."""
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Room for a request; raises ``Busy`` if there is none."""
+        """Take a place in the queue, or raise ``Busy`` if it is full."""
         if not self._places.acquire(blocking=False):
             raise Busy
         try:
@@ -47,7 +47,7 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Nobody else has one meanwhile."""
+        """Wait for the turn, and hold it: only one request does at a time."""
         self._take()
         try:
             self.check()
@@ -56,12 +56,12 @@ class Turns:
             self._give()
 
     def check(self, *_: object) -> None:
-        """Raise where the page is being closed."""
+        """Raise ``Stopping`` at shutdown."""
         if self.stopping.is_set():
             raise Stopping
 
     def stop(self, seconds: float = 2.0) -> None:
-        """Let what is under way come to an end, for so long."""
+        """Stop, and wait up to ``seconds`` for running requests."""
         self.stopping.set()
         waiting = threading.Thread(target=self._take, daemon=True)
         waiting.start()

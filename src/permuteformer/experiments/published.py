@@ -16,6 +16,7 @@ ROW_TITLES: dict[str, str] = {
     "performer": "Performer",
     "roformer": "RoFormer",
     "permuteformer": "PermuteFormer",
+    "permuteformer-decay": "PermuteFormer with two-sided r",
     "permuteformer-1d": "PermuteFormer without 2D",
     "permuteformer-orthogonal": "PermuteFormer without Property 3",
     "performer-t5": "Performer, T5-style positions",

@@ -1,4 +1,4 @@
-"""Models for Hugging Face: one backbone, and a head a file. Importing this registers them with the Auto classes."""
+"""Hugging Face models: one backbone, several heads. Importing this registers them with the Auto classes."""
 
 from transformers import (
     AutoConfig,
@@ -11,11 +11,14 @@ from transformers import (
 
 from permuteformer.models.backbone import PermuteFormerModel
 from permuteformer.models.cache import PermuteFormerCache
-from permuteformer.models.causal_lm import PermuteFormerForCausalLM
-from permuteformer.models.classifier import PermuteFormerForSequenceClassification, PermuteFormerForTokenClassification
 from permuteformer.models.config import PermuteFormerConfig
-from permuteformer.models.masked_lm import PermuteFormerForMaskedLM
-from permuteformer.models.matcher import PermuteFormerForMatching
+from permuteformer.models.heads import (
+    PermuteFormerForCausalLM,
+    PermuteFormerForMaskedLM,
+    PermuteFormerForMatching,
+    PermuteFormerForSequenceClassification,
+    PermuteFormerForTokenClassification,
+)
 from permuteformer.models.presets import PRESETS
 from permuteformer.models.tokenizer import ByteTokenizer, encode_lines, word_tokenizer
 

@@ -16,13 +16,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from permuteformer.attention import KVState
 from permuteformer.folders import content_of, write_whole
-from permuteformer.ops.state import LinearState
+from permuteformer.ops.call import LinearState
 from permuteformer.texts import printable
 
 State = LinearState | KVState
+KINDS: dict[str, type[State]] = {kind.__name__: kind for kind in (LinearState, KVState)}
 
-MOST_BYTES = 4 << 30
-"""Of a saved state, which is small: it does not grow with the text."""
+MAX_BYTES = 4 << 30
+"""Of a saved cache, which is small: it does not grow with the text."""
 
 SHAPES = {
     "seen": "layers",
@@ -35,10 +36,8 @@ SHAPES = {
     "positions": "b s a",
     "key_mask": "b s",
     "segments": "b s",
-    "after": "b",
-    "last_segment": "b",
 }
-"""Of the tensors of a layer's state."""
+"""Of the tensors of a saved cache."""
 
 
 class StateLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -47,17 +46,13 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.state: State | None = None
-        self.next_position: Tensor | None = None
-        self.last_segment: Tensor | None = None
         self.seen = 0
 
-    def store(self, state: State, next_position: Tensor, tokens: int, segments: Tensor | None = None) -> None:
-        """Keep the state after ``tokens`` more, padding among them, where the next real token of each row stands, and its segment."""
+    def store(self, state: State | None, tokens: int) -> None:
+        """Keep the state after ``tokens`` more, padding included."""
         self.state = state
-        self.next_position = next_position
-        self.last_segment = self.last_segment if segments is None else segments[:, -1]
         self.seen += tokens
-        self.is_initialized = True
+        self.is_initialized = state is not None
 
     def get_seq_length(self) -> int:
         return self.seen
@@ -69,23 +64,21 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.seen + query_length, 0
 
     def reset(self) -> None:
-        self.state, self.next_position, self.last_segment, self.seen, self.is_initialized = None, None, None, 0, False
+        self.state, self.seen, self.is_initialized = None, 0, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        if self.state is not None and self.next_position is not None:
-            indices = indices.to(self.next_position.device)
-            self.state, self.next_position = self.state.select(indices), self.next_position[indices]
-            self.last_segment = None if self.last_segment is None else self.last_segment[indices]
+        if self.state is not None:
+            self.state = self.state.select(indices.to(self.state[0].device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.next_position is not None:
-            self.batch_select_indices(torch.arange(len(self.next_position)).repeat_interleave(repeats))
+        if self.state is not None:
+            self.batch_select_indices(torch.arange(len(self.state[0])).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        raise NotImplementedError("a state does not remember single tokens, so none can be taken back: keep an earlier state instead")
+        raise NotImplementedError("a state does not remember single tokens, so none can be removed: keep an earlier cache instead")
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise NotImplementedError("this cache holds states, not keys and values: the model stores them itself")
@@ -98,7 +91,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class PermuteFormerCache(Cache):  # type: ignore[misc]
-    """A state a layer. For linear attention its size does not depend on the tokens seen.
+    """One state per layer. With linear attention its size does not depend on the tokens seen.
 
     >>> from permuteformer import PermuteFormerConfig, PermuteFormerForCausalLM
     >>> config = PermuteFormerConfig.preset("permuteformer-lm", vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
@@ -116,13 +109,10 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
         return sum(x.nbytes for layer in self.layers if layer.state is not None for x in layer.state if x is not None)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All states as tensors by name, to save with safetensors and go on from elsewhere."""
+        """Return all states as tensors by name, to save with safetensors."""
         tensors = {"seen": torch.tensor([layer.seen for layer in self.layers])}
         for n, layer in enumerate(self.layers):
             if layer.state is not None:
-                tensors[f"{n}.next_position"] = layer.next_position.clone()
-                if layer.last_segment is not None:
-                    tensors[f"{n}.last_segment"] = layer.last_segment.clone()
                 # Copies: a file cannot hold one tensor under two names, and layers may share a mask.
                 parts = {name: x.clone(memory_format=torch.contiguous_format) for name, x in layer.state._asdict().items() if x is not None}
                 tensors |= {f"{n}.{type(layer.state).__name__}.{name}": x for name, x in parts.items()}
@@ -130,40 +120,37 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
 
     @classmethod
     def from_state_dict(cls, tensors: dict[str, Tensor]) -> PermuteFormerCache:
-        """The cache that ``state_dict`` was taken of."""
+        """Return the cache whose ``state_dict`` this is."""
         if "seen" not in tensors:
-            raise ValueError(f"these are not the tensors of a state: 'seen' is not among {sorted(tensors)[:5]}; save cache.state_dict()")
+            raise ValueError(f"not the tensors of a cache: 'seen' is missing from {sorted(tensors)[:5]}; save cache.state_dict()")
         _check({"seen": tensors["seen"]})
         cache = cls(len(tensors["seen"]))
-        kinds = {kind.__name__: kind for kind in (LinearState, KVState)}
         for n, (layer, seen) in enumerate(zip(cache.layers, tensors["seen"].tolist(), strict=True)):
-            for name, kind in kinds.items():
+            for name, kind in KINDS.items():
                 prefix = f"{n}.{name}."
                 parts = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
                 if parts:
-                    state, after, segment = kind(**parts), tensors[f"{n}.next_position"], tensors.get(f"{n}.last_segment")
-                    _check({**state._asdict(), "after": after, "last_segment": segment})
-                    layer.store(state, after, seen)
-                    layer.last_segment = segment
+                    state = kind(**parts)
+                    _check(state._asdict())
+                    layer.store(state, seen)
         return cache
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all states to a safetensors file, whole or not at all."""
+        """Write all states to a safetensors file, atomically."""
         write_whole(Path(path), save({name: x.cpu() for name, x in self.state_dict().items()}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> PermuteFormerCache:
-        """The cache that ``save`` wrote, for a model on ``device``: it goes on as if it had never stopped."""
+        """Load the cache that ``save`` wrote, for a model on ``device``."""
         try:
-            tensors = load(content_of(Path(path), MOST_BYTES))
+            tensors = load(content_of(Path(path), MAX_BYTES))
             return cls.from_state_dict({name: x if name == "seen" else x.to(device) for name, x in tensors.items()})
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            why = printable(str(error))
-            raise ValueError(f"{path} does not hold the state of a model, as PermuteFormerCache.save writes it: {why}") from None
+            raise ValueError(f"{path} is not a cache that PermuteFormerCache.save wrote: {printable(str(error))}") from None
 
 
 def _check(parts: dict[str, Tensor | None]) -> None:
-    """Raise unless tensors of a state are of the types and shapes that they must have, and go together."""
+    """Raise unless the tensors of a state have the right dtypes and shapes, and fit together."""
     sizes: dict[str, int] = {}
     for name, x in parts.items():
         if x is None:
@@ -171,11 +158,11 @@ def _check(parts: dict[str, Tensor | None]) -> None:
         wanted, dtype = SHAPES[name].split(), torch.bool if name == "key_mask" else None if name in ("kv", "z", "k", "v") else torch.int64
         is_right = x.is_floating_point() if dtype is None else x.dtype == dtype
         if not is_right or x.dim() != len(wanted) or any(sizes.setdefault(size, n) != n for size, n in zip(wanted, x.shape, strict=True)):
-            raise ValueError(f"{name} must be {SHAPES[name]}, of {dtype or 'floating point'}; it is {x.dtype} of shape {tuple(x.shape)}")
+            raise ValueError(f"{name} must be {SHAPES[name]}, {dtype or 'floating point'}, got {x.dtype} of shape {tuple(x.shape)}")
 
 
 def _flatten(cache: PermuteFormerCache) -> tuple[list[Any], None]:
-    return [[layer.state, layer.next_position, layer.last_segment] for layer in cache.layers], None
+    return [layer.state for layer in cache.layers], None
 
 
 def _flatten_with_keys(cache: PermuteFormerCache) -> tuple[list[tuple[Any, Any]], None]:
@@ -184,14 +171,14 @@ def _flatten_with_keys(cache: PermuteFormerCache) -> tuple[list[tuple[Any, Any]]
 
 
 def _unflatten(parts: Iterable[Any], context: None) -> PermuteFormerCache:
-    layers = list(parts)
-    cache = PermuteFormerCache(len(layers))
-    for layer, (state, next_position, last_segment) in zip(cache.layers, layers, strict=True):
-        layer.state, layer.next_position, layer.last_segment, layer.is_initialized = state, next_position, last_segment, state is not None
+    states = list(parts)
+    cache = PermuteFormerCache(len(states))
+    for layer, state in zip(cache.layers, states, strict=True):
+        layer.store(state, 0)
     return cache
 
 
-# So that torch.export sees the tensors in it. The number of tokens seen is left out: a graph would be made for one number only.
+# So that torch.export sees the tensors. The number of tokens seen is omitted: a graph would be specialised to it.
 pytree.register_pytree_node(
     PermuteFormerCache,
     _flatten,

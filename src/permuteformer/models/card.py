@@ -1,8 +1,4 @@
-"""The card that ``save_pretrained`` leaves beside a model: README.md, for whoever finds the folder.
-
-A training run writes a fuller one (``train/card.py``). Here nothing is known but the model itself, and the card says that. One that lies
-there already is left alone, and one that lay beside the weights when they were loaded goes with them.
-"""
+"""The model card (README.md) that ``save_pretrained`` writes. ``train/card.py`` writes one with data, metric and command."""
 
 from __future__ import annotations
 
@@ -14,13 +10,50 @@ from permuteformer.version import __version__
 
 NAME = "README.md"
 TEMPLATE = "has been automatically generated"
-"""Of the empty card that transformers puts into a repository of the hub, over whatever lies in the folder."""
+"""A phrase of the empty card that transformers writes for an upload to the hub."""
 CARRIED = "Saved again from a model that was loaded with this card. What was done to its weights in between is not recorded."
-UNKNOWN = "Nothing is recorded: the weights are those it was initialised with, unless somebody has trained them since"
+UNKNOWN = "Nothing is recorded: the weights are as initialised, or were trained without recording how"
+
+CARD = """\
+---
+library_name: permuteformer
+tags: [permuteformer, linear-attention, long-sequences]
+---
+
+# {name}
+
+A `{name}` of permuteformer {version}, of {parameters:,} parameters: {config.num_hidden_layers} layers of width {config.hidden_size} with \
+{config.num_attention_heads} heads, attention {attention}, positions {positions}.
+
+## Data
+
+{origin}.
+
+## Numbers
+
+None are recorded.
+
+## Use
+
+```python
+from permuteformer.models import {name}
+
+model = {name}.from_pretrained("FOLDER")
+```
+
+## Made by
+
+`save_pretrained`. `permuteformer train` records data, metric and command, and writes a card with them.
+
+## Limits
+
+- The model was not evaluated.
+- Biases it may have learned, and the harm its errors may do, were not examined.
+"""
 
 
 def card_beside(model: Any, folder: Path) -> str:
-    """The card that is to lie in ``folder`` when the model is saved there: what is there, what it was loaded with, or a new one."""
+    """Return the card for a model saved to ``folder``: the folder's own, the one the model was loaded with, or a new one."""
     for place in (folder, Path(model.name_or_path or "/nonexistent")):
         text = _read(place / NAME)
         if text is not None and TEMPLATE not in text:
@@ -29,56 +62,18 @@ def card_beside(model: Any, folder: Path) -> str:
 
 
 def plain_card(model: Any, origin: str = UNKNOWN) -> str:
-    """Of a model of which nothing but itself is known. ``origin``: where its weights come from, as a sentence."""
+    """Return a card that describes the model itself. ``origin``: where its weights come from, a sentence without a full stop."""
     name, config = type(model).__name__, model.config
-    parts = [
-        "---",
-        "library_name: permuteformer",
-        "tags: [permuteformer, linear-attention, long-sequences]",
-        "---",
-        "",
-        f"# {name}",
-        "",
-        f"A `{name}` of permuteformer {__version__}, of {sum(p.numel() for p in model.parameters()):,} parameters: "
-        f"{config.num_hidden_layers} layers of width {config.hidden_size} with {config.num_attention_heads} heads, "
-        f"attention {_named([config.attention])}, positions {_named(config.position)}.",
-        "",
-        "## Data",
-        "",
-        f"{origin}.",
-        "",
-        "## Numbers",
-        "",
-        "None are recorded.",
-        "",
-        "## Use",
-        "",
-        "```python",
-        f"from permuteformer.models import {name}",
-        "",
-        f'model = {name}.from_pretrained("FOLDER")',
-        "```",
-        "",
-        "## Made by",
-        "",
-        "`save_pretrained`. `permuteformer train` records data, metric and command, and writes a card with them.",
-        "",
-        "## Limits",
-        "",
-        "- Nothing is promised of what it answers: it was not tested.",
-        "- Nobody looked for what it has learned, or whom its mistakes would harm.",
-        "",
-    ]
-    return "\n".join(parts)
+    parameters = sum(p.numel() for p in model.parameters())
+    attention, positions = (", ".join(f"`{part['name']}`" for part in parts) or "none" for parts in ([config.attention], config.position))
+    return CARD.format(
+        name=name, version=__version__, parameters=parameters, config=config, attention=attention, positions=positions, origin=origin
+    )
 
 
 def is_template(path: Path) -> bool:
     """Whether a card is the empty one of transformers."""
     return TEMPLATE in (_read(path) or "")
-
-
-def _named(parts: list[dict[str, Any]]) -> str:
-    return ", ".join(f"`{part['name']}`" for part in parts) or "none"
 
 
 def _read(path: Path) -> str | None:

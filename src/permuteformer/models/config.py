@@ -1,4 +1,4 @@
-"""The configuration of every model: one backbone, an attention and positions by name."""
+"""The configuration of every model: sizes, and an attention and position encodings by name."""
 
 from __future__ import annotations
 
@@ -12,51 +12,40 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from permuteformer.attention import MultiHeadAttention, build
-from permuteformer.models.loading import check_fields, one_sentence
+from permuteformer.models.loading import check_fields, readable_errors
 from permuteformer.models.presets import PRESETS
-from permuteformer.ops.checks import check_whole
+from permuteformer.ops.checks import check_integer
 from permuteformer.positions import POSITIONS
 from permuteformer.registry import unknown
 
-# What transformers itself passes to a configuration besides its fields.
-_FROM_TRANSFORMERS = {
-    "_attn_implementation_internal",
-    "_commit_hash",
-    "_experts_implementation_internal",
-    "_name_or_path",
-    "attn_implementation",
-    "auto_map",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "torch_dtype",
+FROM_TRANSFORMERS = {
+    *("_attn_implementation_internal", "attn_implementation", "_experts_implementation_internal", "experts_implementation"),
+    *("_commit_hash", "_name_or_path", "name_or_path", "auto_map", "model_type", "num_labels", "output_attentions", "torch_dtype"),
 }
+"""Arguments that transformers passes to a configuration besides its fields."""
 
-LARGEST = {
+LIMITS = {
     "vocab_size": 2**27,
     "hidden_size": 2**16,
     "num_hidden_layers": 2**12,
     "num_attention_heads": 2**12,
     "intermediate_size": 2**20,
     "axes": 2**4,
-    "num_labels": 2**20,
 }
-"""Far beyond any model, and small enough that a configuration of a stranger takes no more than a moment to be looked at."""
-
-MOST_POSITIONS = 16
-MOST_FEATURES = 2**20
+"""Far beyond any model, and small enough that an untrusted configuration is checked quickly."""
+MAX_LABELS = 2**20
+MAX_ENCODINGS = 16
+MAX_FEATURES = 2**20
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 @strict
 class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
-    """What a model is made of.
+    """The configuration of a model.
 
     Args:
-        vocab_size: tokens there are. 259 is the byte tokenizer's: 256 bytes after PAD, CLS and SEP.
+        vocab_size: number of tokens. 259 is the byte tokenizer's: PAD, CLS, SEP and 256 bytes.
         hidden_size: width.
         num_hidden_layers: blocks.
         num_attention_heads: heads of each block.
@@ -65,16 +54,16 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         hidden_dropout: dropout on embeddings, and after attention and feed-forward.
         attention: the name of an attention, and its arguments: ``{"name": "linear", "feature_multiplier": 4}``.
         position: names of position encodings, and their arguments: ``[{"name": "permute"}, {"name": "decay"}]``.
-        positions_per_layer: draw random positions (permutations) anew for each layer; else all layers share them.
-        causal: a token sees no token after it: language models.
-        axes: numbers in a position: 1 for text, 2 for images.
+        positions_per_layer: draw other random positions (permutations) for each layer; default: all layers share them.
+        causal: a token sees itself and earlier tokens only: language models.
+        axes: numbers per position: 1 for text, 2 for images.
         scale_embeddings: multiply embeddings by sqrt(hidden_size), as fairseq does.
-        pooling: how a classifier sums up a sequence: its first token through a dense layer and tanh (``"cls"``), the mean of its
+        pooling: how a classifier summarises a sequence: its first token through a dense layer and tanh (``"cls"``), the mean of its
             real tokens, or its last real token (for causal models).
         initialization: ``"bert"`` (normal, ``initializer_range``) or ``"fairseq"`` (Xavier; embeddings normal, 1/sqrt(width)).
-        initializer_range: deviation of the normal distribution of ``"bert"``.
+        initializer_range: standard deviation of the normal distribution of ``"bert"``.
         layer_norm_eps: epsilon of the layer norms.
-        tie_word_embeddings: the output of a language model is its embedding.
+        tie_word_embeddings: use the embedding as the output of a language model.
         use_cache: return states from causal models.
 
     >>> PermuteFormerConfig.preset("permuteformer-lm", vocab_size=1000).hidden_size
@@ -109,62 +98,67 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> PermuteFormerConfig:
-        """The configuration of a row of the paper, with any field overridden: ``permuteformer models`` lists them."""
+        """Return the configuration of a preset, with any field overridden: ``permuteformer models`` lists them."""
         if name not in PRESETS:
             raise ValueError(unknown("preset", name, PRESETS))
         return cls(**copy.deepcopy({**PRESETS[name], **overrides}))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As of transformers, but a configuration of another family is refused, where its fields would be taken for this one's."""
+        """Build as transformers does, but refuse a configuration of another family, whose fields have other meanings."""
         family = config_dict.get("model_type", cls.model_type)
         if family != cls.model_type:
             raise ValueError(
-                f"this is a checkpoint of a {family!r:.100} model, not of {cls.model_type!r}: load it with its own class; from BERT and "
-                "GPT-2, permuteformer.models.convert takes over the weights that fit"
+                f"this is a checkpoint of a {family!r:.100} model, not of {cls.model_type!r}: load it with its own class, or convert a "
+                "BERT or GPT-2 by permuteformer.models.convert"
             )
-        with one_sentence():
+        with readable_errors():
             check_fields(config_dict)
-            _check_kinds(config_dict)
+            _check_types(config_dict)
             return super().from_dict(config_dict, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
+        labels = kwargs.get("num_labels") or 0
+        check_integer(0, num_labels=labels)
+        _check_limit("num_labels", labels, MAX_LABELS)  # before transformers gives each label a name
         known = {entry.name for entry in fields(self)}
-        check_whole(0, num_labels=(labels := kwargs.get("num_labels") or 0))
-        _at_most("num_labels", labels)  # before transformers gives each of them a name
         for key in kwargs:
-            if key not in known | _FROM_TRANSFORMERS:
+            if key not in known | FROM_TRANSFORMERS:
                 raise TypeError(unknown("field of PermuteFormerConfig", key, known))
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Raise unless the parts fit together: a layer is made of them, without memory."""
-        for name, value in {"attention": [self.attention], "position": self.position}.items():
-            for entry in value:
+        """Raise unless all fields are valid and the parts fit together: build one layer on the meta device."""
+        for name, entries in {"attention": [self.attention], "position": self.position}.items():
+            for entry in entries:
                 if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-                    raise ValueError(f"{name} must be a name and its arguments, such as {{'name': 'linear'}}; it is {entry!r}")
-        check_whole(vocab_size=self.vocab_size, num_hidden_layers=self.num_hidden_layers, intermediate_size=self.intermediate_size)
-        for name in LARGEST.keys() - {"num_labels"}:
-            _at_most(name, getattr(self, name))
-        features = self.attention.get("feature_multiplier", 1)
-        if isinstance(features, int) and features * self.hidden_size > MOST_FEATURES:
-            raise ValueError(
-                f"feature_multiplier times hidden_size must be at most {MOST_FEATURES:,}; they are {features:,} and {self.hidden_size:,}"
-            )
-        if len(self.position) > MOST_POSITIONS:
-            raise ValueError(f"position must be a list of at most {MOST_POSITIONS} encodings; it has {len(self.position):,}")
+                    raise ValueError(f"{name} must be a name and its arguments, such as {{'name': 'linear'}}, got {entry!r}")
+        check_integer(vocab_size=self.vocab_size, num_hidden_layers=self.num_hidden_layers, intermediate_size=self.intermediate_size)
+        for name, limit in LIMITS.items():
+            _check_limit(name, getattr(self, name), limit)
+        multiplier = self.attention.get("feature_multiplier", 1)
+        if isinstance(multiplier, int):
+            _check_limit("feature_multiplier times hidden_size", multiplier * self.hidden_size, MAX_FEATURES)
+        if len(self.position) > MAX_ENCODINGS:
+            raise ValueError(f"position must be a list of at most {MAX_ENCODINGS} encodings, got {len(self.position):,}")
         if not 0 <= self.hidden_dropout < 1:
-            raise ValueError(f"hidden_dropout must be from 0 to below 1; it is {self.hidden_dropout}")
+            raise ValueError(f"hidden_dropout must be from 0 to below 1, got {self.hidden_dropout}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(unknown("hidden_act", self.hidden_act, ACT2FN))
         if self.pooling == "last" and not self.causal:
-            raise ValueError('pooling="last" is for causal models: in others the last token is no summary; take "cls" or "mean"')
+            raise ValueError('pooling="last" is for causal models: set causal=True, or use "cls" or "mean"')
         with torch.device("meta"):
             self.build_layer(0)
             self.build_embedding_positions()
 
+    @property
+    def has_two_sided_decay(self) -> bool:
+        """Whether attention has a two-sided decay, and so global tokens."""
+        with torch.device("meta"):
+            return self.build_layer(0).attention.position.two_sided
+
     def build_layer(self, layer: int) -> MultiHeadAttention:
-        """The attention of one layer."""
+        """Build the attention of one layer."""
         attention = dict(self.attention)
         return build(
             attention.pop("name"),
@@ -177,12 +171,13 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         )
 
     def build_embedding_positions(self) -> list[Any]:
-        """The position encodings that act on embeddings."""
+        """Build the position encodings that act on embeddings."""
         structure = {"hidden_size": self.hidden_size, "axes": self.axes}
         specified = [self._position(entry, 0) for entry in self.position if _embeds(entry)]
         return [POSITIONS.build(name, arguments, structure) for name, arguments in specified]
 
     def _position(self, entry: dict[str, Any], layer: int) -> tuple[str, dict[str, Any]]:
+        """Return the name and the arguments of an encoding; each layer has its own seed with ``positions_per_layer``."""
         arguments = dict(entry)
         name = arguments.pop("name")
         if self.positions_per_layer and "seed" in POSITIONS.options(name):
@@ -190,20 +185,22 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
         return name, arguments
 
 
-def _at_most(name: str, value: int) -> None:
-    if value > LARGEST[name]:
-        raise ValueError(f"{name} must be at most {LARGEST[name]:,}; it is {value:,}")
-
-
-def _check_kinds(content: dict[str, Any]) -> None:
-    """Raise where a field that transformers reads by itself is of a kind that it does not expect."""
-    for name in ("dtype", "torch_dtype"):
-        if (dtype := content.get(name)) is not None and not (isinstance(dtype, str) and dtype.removeprefix("torch.") in DTYPES):
-            raise ValueError(f"{name} must be one of {', '.join(DTYPES)}; it is {dtype!r:.100}")
-    for name in ("id2label", "label2id"):
-        if not isinstance(labels := content.get(name) or {}, dict):
-            raise ValueError(f"{name} must be an object of numbers and names; it is a {type(labels).__name__}")
-
-
 def _embeds(entry: dict[str, Any]) -> bool:
     return "embed" in vars(POSITIONS[entry["name"]])
+
+
+def _check_limit(name: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise ValueError(f"{name} must be at most {limit:,}, got {value:,}")
+
+
+def _check_types(content: dict[str, Any]) -> None:
+    """Raise if a field that transformers reads itself has a type that it does not expect."""
+    for name in ("dtype", "torch_dtype"):
+        dtype = content.get(name)
+        if dtype is not None and not (isinstance(dtype, str) and dtype.removeprefix("torch.") in DTYPES):
+            raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {dtype!r:.100}")
+    for name in ("id2label", "label2id"):
+        labels = content.get(name) or {}
+        if not isinstance(labels, dict):
+            raise ValueError(f"{name} must be an object of ids and names, got {type(labels).__name__}")

@@ -1,4 +1,4 @@
-"""What the positions of a model do: the cycles of every head, after how many tokens they repeat, and how fast r forgets."""
+"""Inspection of models: what their positions do, and the size and work of a configuration."""
 
 from __future__ import annotations
 
@@ -8,72 +8,97 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from permuteformer.attention import Attention
 from permuteformer.folders import read_json
 from permuteformer.models.backbone import PermuteFormerModel
 from permuteformer.models.config import PermuteFormerConfig
-from permuteformer.models.loading import quietly
+from permuteformer.models.heads import PermuteFormerForCausalLM, PermuteFormerForSequenceClassification
+from permuteformer.models.loading import silence_transformers
 from permuteformer.models.presets import PRESETS
+from permuteformer.positions import PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
 from permuteformer.registry import unknown
 
 STILL = 1 / 4
-"""From this share of features on, that are never moved, it is told."""
+"""Warn if at least this share of the features of a head never moves."""
 SHORT = 2.0
-"""Tokens: where the weight of a key is halved in fewer, it is told."""
+"""Warn if a half-life is shorter than this number of tokens."""
+
+Grid = tuple[int, ...]
+"""The shape of an image: (height, width). Positions are in the opposite order: (column, row)."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """How one head tells positions apart."""
+    """How one head encodes positions."""
 
     cycles: tuple[tuple[int, ...], ...]
-    """Of each axis, the lengths of the cycles of its permutation, the longest first. Empty without a permutation."""
+    """For each axis, the lengths of the cycles of its permutation, longest first. Empty without a permutation."""
     r: float | None
-    """What a key's weight shrinks by with every token; ``None`` without a decay."""
+    """Factor of a key's weight per token of distance; ``None`` without a decay."""
+    two_sided: bool = False
+    """Whether the decay is r^|i-j|; else it is causal, r^(i-j)."""
+    axis: int = 0
+    """On several axes, the axis that varies fastest in the order in which the decay counts tokens: 0 is raster order."""
 
     @property
     def features(self) -> int:
-        """How many there are."""
+        """Number of features."""
         return sum(map(sum, self.cycles))
 
     @property
     def still(self) -> int:
-        """Features that are never moved."""
+        """Number of features that never move."""
         return sum(lengths.count(1) for lengths in self.cycles)
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Steps on each axis after which every feature is back."""
+        """Order of the permutation of each axis: steps after which every feature is back in place."""
         return tuple(math.lcm(*lengths) for lengths in self.cycles)
 
     @property
     def half_life(self) -> float | None:
-        """Tokens after which the weight of a key is half; none without a decay, infinite where r is 1."""
+        """Tokens after which the weight of a key is halved; ``None`` without a decay, infinite if r is 1."""
         if self.r is None:
             return None
         return math.inf if self.r == 1 else math.log(0.5) / math.log(self.r)
 
-    def alike(self, *distance: int) -> float:
-        """How much a token is like itself so far away: the share of features that are back in their place, and r to that distance.
+    def decay(self, *distance: int, grid: Grid | None = None) -> float:
+        """Return r^|i-j| of two tokens at a distance on each axis; on several axes, 1 if the ``grid`` is not known.
 
-        It is the score of features that have nothing to do with each other, over that at distance 0. On several axes it is without r,
-        which counts tokens: how many lie between two pixels depends on the width of the image.
+        >>> Head((), r=0.5, two_sided=True, axis=1).decay(0, 2, grid=(4, 4))    # two rows down, column by column
+        0.25
+        """
+        if self.r is None or (len(distance) > 1 and grid is None):
+            return 1.0
+        if grid is None:
+            return self.r ** abs(distance[0])
+        tokens, stride = 0, 1
+        for axis in (self.axis, *(axis for axis in range(len(distance)) if axis != self.axis)):
+            tokens += stride * distance[axis]
+            stride *= grid[-1 - axis]
+        return self.r ** abs(tokens)
+
+    def similarity(self, *distance: int, grid: Grid | None = None) -> float:
+        """Return the similarity of a token to itself at a distance on each axis: the share of features back in place, times the decay.
+
+        This is the expected score of independent features, relative to that at distance 0.
 
         >>> head = Head(cycles=((3, 1),), r=0.5)
-        >>> head.alike(0), head.alike(1), head.alike(3)
+        >>> head.similarity(0), head.similarity(1), head.similarity(3)
         (1.0, 0.125, 0.125)
         """
         back = sum(n for lengths, d in zip(self.cycles, distance, strict=False) for n in lengths if d % n == 0)
         share = back / self.features if self.cycles else 1.0
-        return share * (1.0 if self.r is None or len(distance) > 1 else self.r ** abs(distance[0]))
+        return share * self.decay(*distance, grid=grid)
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers whose heads are alike."""
+    """Layers with equal heads."""
 
     numbers: tuple[int, ...]
     """Counted from 0."""
@@ -81,7 +106,7 @@ class Layers:
 
     @property
     def name(self) -> str:
-        """For people.
+        """The name for display.
 
         >>> Layers((0, 1, 2, 5), ()).name
         'layers 0, 1, 2, 5'
@@ -91,86 +116,87 @@ class Layers:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A model's positions."""
+    """The positions of a model."""
 
     config: PermuteFormerConfig
     layers: tuple[Layers, ...]
-    """Those that differ, each with its heads; without any where the attention has neither permutation nor decay."""
+    """Groups of equal layers; empty if attention has neither permutation nor decay."""
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Of each axis, the distance from which on all heads of a layer together repeat; of the layer where that is furthest."""
+        """For each axis, the distance after which all heads of a layer repeat together, of the layer where it is longest."""
         orders = [zip(*(head.order for head in layers.heads), strict=True) for layers in self.layers]
         return max((tuple(math.lcm(*of_axis) for of_axis in of_layer) for of_layer in orders), default=())
 
-    def warnings(self, length: int = 0) -> list[str]:
-        """What is to be known of these positions before a sequence of ``length`` is trusted to them."""
-        told = []
+    def warnings(self, length: int = 0, grid: Grid | None = None) -> list[str]:
+        """Return what to know before using these positions for sequences of ``length``, and images of shape ``grid``."""
+        found = []
         if not self.layers:
             names = ", ".join(entry["name"] for entry in self.config.position) or "none"
-            told.append(f"the attention has neither permutation nor decay: positions are {names}")
+            found.append(f"the attention has neither permutation nor decay: positions are {names}")
         for axis, reach in enumerate(self.reach):
             if 0 < reach <= length:
-                told.append(f"axis {axis}: distances that differ by {reach:,} look the same to all heads, and sequences have {length:,}")
-        if self.config.axes > 1 and any(head.r is not None for layers in self.layers for head in layers.heads):
-            told.append("r counts tokens row by row, so likeness on several axes is shown without it")
-        for layers in self.layers:
-            for number, head in enumerate(layers.heads):
-                where = f"head {number}" if len(self.layers) == 1 else f"layer {layers.numbers[0]}, head {number}"
-                if head.features and head.still >= STILL * head.features:
-                    told.append(f"{where}: {head.still} of {head.features} features are never moved")
-                if head.half_life is not None and head.half_life < SHORT:
-                    told.append(f"{where}: r = {head.r:.3g} halves a weight within {head.half_life:.2g} tokens")
-        return told
+                found.append(f"axis {axis}: distances that differ by {reach:,} look the same to all heads, and sequences have {length:,}")
+        heads = [(layers, number, head) for layers in self.layers for number, head in enumerate(layers.heads)]
+        if self.config.axes > 1 and grid is None and any(head.r is not None for _, _, head in heads):
+            found.append("similarity on several axes is without r, which counts tokens: pass the grid to include it")
+        for layers, number, head in heads:
+            where = f"head {number}" if len(self.layers) == 1 else f"layer {layers.numbers[0]}, head {number}"
+            if head.features and head.still >= STILL * head.features:
+                found.append(f"{where}: {head.still} of {head.features} features never move")
+            if head.half_life is not None and head.half_life < SHORT:
+                found.append(f"{where}: r = {head.r:.3g} has a half-life of only {head.half_life:.2g} tokens")
+        return found
 
 
 def inspect(source: str) -> Inspection:
-    """Look into a preset, a folder of a model, or a run folder.
+    """Inspect a preset, the folder of a model, or a run folder.
 
     >>> inspect("permuteformer-lm").layers[0].heads[0].order
     (63,)
     """
-    path = Path(source)
     if source in PRESETS:
         config = PermuteFormerConfig.preset(source)
-        attentions = [config.build_layer(n).attention for n in range(config.num_hidden_layers)]
-        return inspection_of(config, attentions)
+        return inspect_attentions(config, [config.build_layer(n).attention for n in range(config.num_hidden_layers)])
+    path = Path(source)
+    if not path.exists():
+        raise ValueError(unknown("preset", source, PRESETS))
     folder = path / "model" if (path / "model" / "config.json").is_file() else path
     if not (folder / "config.json").is_file():
-        hint = "is no folder of a model or of a run" if path.exists() else unknown("preset", source, PRESETS)
-        raise ValueError(f"{source}: {hint}" if path.exists() else hint)
-    if (kind := read_json(folder / "config.json").get("model_type")) != PermuteFormerConfig.model_type:
-        raise ValueError(f"{folder} holds a model of type {kind!r}, and this looks into {PermuteFormerConfig.model_type!r}")
-    with quietly():
+        raise ValueError(f"{source} has no config.json: pass the folder of a model or of a run, or the name of a preset")
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind != PermuteFormerConfig.model_type:
+        raise ValueError(f"model_type in {folder} must be {PermuteFormerConfig.model_type!r}, got {kind!r}")
+    with silence_transformers():
         model = PermuteFormerModel.from_pretrained(folder, local_files_only=True)
-    return inspection_of(model.config, [layer.attention.attention for layer in model.layers])
-
-
-def inspection_of(config: PermuteFormerConfig, attentions: Sequence[Attention]) -> Inspection:
-    """The same of the attentions of layers."""
-    alike: dict[tuple[Head, ...], list[int]] = {}
-    for number, attention in enumerate(attentions):
-        if heads := _heads(attention):
-            alike.setdefault(heads, []).append(number)
-    return Inspection(config, tuple(Layers(tuple(numbers), heads) for heads, numbers in alike.items()))
+    return inspect_attentions(model.config, [layer.attention.attention for layer in model.layers])
 
 
 @torch.no_grad()
+def inspect_attentions(config: PermuteFormerConfig, attentions: Sequence[Attention]) -> Inspection:
+    """Inspect the attentions of a model's layers."""
+    groups: dict[tuple[Head, ...], list[int]] = {}
+    for number, attention in enumerate(attentions):
+        if heads := _heads(attention):
+            groups.setdefault(heads, []).append(number)
+    return Inspection(config, tuple(Layers(tuple(numbers), heads) for heads, numbers in groups.items()))
+
+
 def _heads(attention: Attention) -> tuple[Head, ...]:
     permute = next((encoding for encoding in attention.encodings if isinstance(encoding, Permute)), None)
     decay = next((encoding for encoding in attention.encodings if isinstance(encoding, Decay)), None)
     if permute is None and decay is None:
         return ()
-    rates = [None] * attention.num_heads if decay is None else decay.r.tolist()
-    return tuple(Head(() if permute is None else _cycles(permute, head), rates[head]) for head in range(attention.num_heads))
-
-
-def _cycles(permute: Permute, head: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(sorted(map(len, of_axis), reverse=True)) for of_axis in cycles_of(permute, head))
+    heads = []
+    for n in range(attention.num_heads):
+        by_axis = [] if permute is None else cycles_of(permute, n)
+        cycles = tuple(tuple(sorted(map(len, cycles), reverse=True)) for cycles in by_axis)
+        heads.append(Head(cycles, None) if decay is None else Head(cycles, float(decay.r[n]), decay.two_sided, n % decay.decay_axes))
+    return tuple(heads)
 
 
 def cycles_of(permute: Permute, head: int) -> list[list[list[int]]]:
-    """The features of every cycle of a head in the order that the permutation goes through them, by axis.
+    """Return the features of every cycle of a head, in the order of the permutation, by axis.
 
     >>> cycles_of(Permute(1, 5, permutation=torch.tensor([[2, 1, 0, 4, 3]])), 0)
     [[[0, 2], [1], [3, 4]]]
@@ -183,3 +209,43 @@ def cycles_of(permute: Permute, head: int) -> list[list[list[int]]]:
             found[axes[feature]].append([])
         found[axes[feature]][-1].append(feature)
     return found
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Size and work of a model at one length."""
+
+    parameters: int
+    """Trainable parameters."""
+    flops_per_token: float
+    """FLOP of a forward pass at ``length``, per token: matrix products only."""
+    length: int
+    state_bytes: int | None
+    """Bytes of the decoding state of one sequence of ``length`` tokens; ``None`` if the model does not decode."""
+    reach: tuple[int, ...] | None
+    """The longest distance that positions distinguish, on each axis; ``None`` for any."""
+
+
+def summarize(config: PermuteFormerConfig, length: int) -> Summary:
+    """Summarize a configuration by running its model on the meta device, with ``length`` tokens.
+
+    >>> config = PermuteFormerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    >>> summarize(config, 100).parameters
+    18018
+    """
+    kind = PermuteFormerForCausalLM if config.causal else PermuteFormerForSequenceClassification
+    with torch.device("meta"):
+        model = kind(config).eval()
+        ids = torch.zeros(1, length, dtype=torch.int64)
+        positions = torch.zeros(1, length, config.axes, dtype=torch.int64)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        out = model(ids, position_ids=positions)
+    encodings = [module for module in model.modules() if isinstance(module, PositionEncoding)]
+    cache = out.past_key_values if config.causal else None
+    return Summary(
+        parameters=sum(p.numel() for p in model.parameters()),
+        flops_per_token=counter.get_total_flops() / length,
+        length=length,
+        state_bytes=None if cache is None else cache.nbytes,
+        reach=max((e.reach for e in encodings if e.reach is not None), default=None),
+    )

@@ -1,6 +1,6 @@
-"""Every row of the paper's tables, as data: a preset is one dict of configuration fields.
+"""Configurations of the models in the paper's tables: each preset is a dict of configuration fields.
 
-Names are ROW-TASK for the tasks of Long-Range Arena, and ROW-lm for the language models of WikiText-103.
+Names are ROW-TASK for Long-Range Arena and ROW-lm for the language models of WikiText-103. ``permuteformer-decay`` is not in the paper.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LM: Fields = {
 }
 
 LM_LENGTH = 512
-"""Tokens that the paper's language models are trained on at a time."""
+"""Tokens per training sequence of the paper's language models."""
 
 TASKS: dict[str, tuple[Fields, int, int]] = {
     "text": (LRA_TEXT, 4000, 1),
@@ -49,11 +49,10 @@ TASKS: dict[str, tuple[Fields, int, int]] = {
     "image": (LRA_IMAGE, 1026, 2),
     "pathfinder": (LRA_PATHFINDER, 1026, 2),
 }
-"""Sizes of each task of Long-Range Arena, its longest input with CLS and SEP, and the axes of its positions."""
-
+"""For each task of Long-Range Arena: model sizes, the longest input with CLS and SEP, and the number of position axes."""
 
 REFORMER_CHUNKS = {"text": 80}
-"""Tokens a chunk of Reformer, where it is not 64."""
+"""Chunk sizes of Reformer, where they are not 64."""
 
 
 def _linear(**arguments: Any) -> Fields:
@@ -61,8 +60,9 @@ def _linear(**arguments: Any) -> Fields:
 
 
 def _rows(length: int, axes: int, chunk: int) -> dict[str, Fields]:
-    """The rows of Table 1 for one task. Without 2D, positions of an image are counted along the sequence."""
+    """Return the rows of Table 1 for one task. Encodings without axes count the pixels of an image along the sequence."""
     learned, sinusoidal = [{"name": "learned", "max_length": length}], [{"name": "sinusoidal"}]
+    decay = {"name": "decay", "two_sided": True, "length": length}
     return {
         "transformer": {"attention": {"name": "softmax"}, "position": learned},
         "transformer-sinusoidal": {"attention": {"name": "softmax"}, "position": sinusoidal},
@@ -74,6 +74,7 @@ def _rows(length: int, axes: int, chunk: int) -> dict[str, Fields]:
         "performer-t5": {"attention": _linear(), "position": [{"name": "t5_bias"}]},
         "permuteformer": {"attention": _linear(), "position": [{"name": "permute"}], "axes": axes},
         "permuteformer-1d": {"attention": _linear(), "position": [{"name": "permute"}]},
+        "permuteformer-decay": {"attention": _linear(), "position": [{"name": "permute"}, decay], "axes": axes},
         "permuteformer-orthogonal": {"attention": _linear(normalizer="transformed"), "position": [{"name": "orthogonal"}], "axes": axes},
     }
 

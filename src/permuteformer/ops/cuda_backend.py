@@ -1,14 +1,15 @@
-"""Linear attention on a GPU: features by a Triton kernel, then batched products, or fla's chunked scan where causal.
+"""Causal and two-sided linear attention on a GPU: features by PyTorch, sums by the chunked scan of fla (flash-linear-attention).
 
-Sums of weights come from the same products as the output: a column of ones stands beside the values. Everything is in float32, and
-features in the absolute frame, as a permutation is exact at any position.
+Sums of weights come from the same scan as the output: a column of ones beside the values. Sums are float32. With TRITON_INTERPRET=1 the
+scan runs on CPU tensors in Triton's interpreter, which is how it is tested; nothing here was run on a GPU.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from functools import partial
+import functools
+import importlib.metadata
+import importlib.util
+import os
 from typing import Any
 
 import torch
@@ -16,162 +17,189 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from permuteformer.ops.backend import MAPS, Work
-from permuteformer.ops.gpu import needs_gates
-from permuteformer.ops.triton_features import features, turns_of, values
+from permuteformer.ops.call import LinearCall, LinearState
+from permuteformer.ops.checks import is_traced, without_autocast
+from permuteformer.ops.global_tokens import with_global_tokens
 
+CHUNK = 64
+"""Tokens per chunk of fla."""
 MULTIPLE = 16
-"""Features, and values with their ones, are filled up to a multiple of this: rows begin where wide loads may."""
-OPERATORS = {
-    "chunked": "(Tensor q, Tensor k, Tensor v, Tensor state, Tensor? gates, Tensor? log_decay) -> (Tensor, Tensor)",
-    "chunked_back": (
-        "(Tensor q, Tensor k, Tensor v, Tensor state, Tensor? gates, Tensor? log_decay, Tensor d_out, Tensor d_after)"
-        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-    ),
-}
-
-_library = torch.library.Library("permuteformer", "FRAGMENT")
-for _name, _schema in OPERATORS.items():
-    _library.define(_name + _schema)
+"""Values and their column of ones are padded to a multiple of this, for aligned loads."""
+INSTALL = "install it with: pip install 'permuteformer[cuda]'"
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kv: Tensor,
-    z: Tensor,
-    work: Work,
-    segments: Tensor | None = None,
-    first_segment: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``Work`` says, of tensors of any strides, float32 or less. Where tokens are hidden, positions are to be given.
-
-    Args:
-        segments: ``b l``, where causal: see one's own only.
-        first_segment: ``b``: the segment that the carry is of.
-    """
-    m, size = q.shape[-1], v.shape[-1]
-    width, wide = _up(m), _up(size + 1)
-    causal, shown, log_decay = work.causal, work.shown, work.log_decay
-    turns, map = turns_of(work.rotation, work.start, work.positions), MAPS[work.feature_map]
-    make = partial(features, rotation=work.rotation, turns=turns, shown=shown, map=map, width=width, tokens_first=causal)
-    v, bad = values(v, shown, wide, causal, finite=causal)  # b h l wide
-    carry = F.pad(torch.cat([kv, z.unsqueeze(-1)], dim=-1), (0, wide - size - 1, 0, width - m))
-    if causal:
-        q, k = make(q), make(k)  # b h l width
-        out, carry = _scan(q, k, v, carry, _gates(log_decay, shown, q, segments), log_decay, segments, first_segment)
-    else:
-        out, carry = _total(q, k, v, carry, make)
-    out, total = out[..., :size], out[..., size : size + 1]
-    kv, z = carry[..., :m, :size], carry[..., :m, size]
-    if causal:
-        spoilt = _spoilt(bad, segments)
-        kv = kv.masked_fill(spoilt[..., -1, None, None], torch.nan)
-        out = out.masked_fill(spoilt.unsqueeze(-1), torch.nan)
-    if work.normalize:
-        out = out / total.masked_fill(total == 0, 1)
-    return out, kv, z
+def unsupported(call: LinearCall) -> str | None:
+    """Return why this backend cannot run a call, or ``None``."""
+    device, length = call.v.device, call.k.shape[2]
+    if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
+        return f"it runs on CUDA, and the tensors are on {device.type}"
+    if is_traced():
+        return "torch.compile, torch.func and forward-mode differentiation cannot trace fla"
+    if not call.scans or length == 1 or call.q.shape[2] != length:
+        return "one matrix product does it: it runs causal and two-sided attention of several tokens"
+    if call.v.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it computes in float32, and the values are {call.v.dtype}"
+    for field, is_used in (("plain_normalizer", call.normalizer == "plain"), ("chunk_size", call.chunk_size is not None)):
+        if is_used:
+            return f"it has no {field}"
+    return missing(device, call.v.dtype, _needs_gates(call) and torch.is_grad_enabled())
 
 
-def _total(q: Tensor, k: Tensor, v: Tensor, carry: Tensor, make: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Numerators and sums of weights, ``b h l wide``, and the carry with all the keys."""
-    with _made_again(keys := make(k), partial(make, k.detach())):
-        carry = carry + keys.transpose(-1, -2) @ v
-    with _made_again(queries := make(q), partial(make, q.detach())):
-        return queries @ carry, carry
+def missing(device: torch.device, dtype: torch.dtype, gates: bool = False) -> str | None:
+    """Return what fla lacks on this machine for a dtype, or ``None``. ``gates``: gradients of a decay per token are needed."""
+    triton = _triton_version()
+    if triton is None or not _has_fla():
+        return f"{'triton' if triton is None else 'fla'} is not installed; {INSTALL}"
+    matmul = torch.backends.cuda.matmul
+    tf32 = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else bool(matmul.allow_tf32)
+    if dtype == torch.float32 and not (tf32 or os.environ.get("TRITON_F32_DEFAULT") == "ieee" or is_interpreted()):
+        return (
+            "fla rounds float32 products to TF32, which torch's setting forbids: use bfloat16, "
+            "torch.set_float32_matmul_precision('high') or the variable TRITON_F32_DEFAULT=ieee"
+        )
+    if gates and (3, 4) <= triton < (3, 7, 1) and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9:
+        return "fla's gradients of a decay per token are wrong with Triton 3.4 to 3.7.0 on Hopper: use another version of Triton"
+    return None
 
 
-def _made_again(made: Tensor, again: Callable[[], Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """Inside, autograd keeps nothing of ``made``: the backward pass calls ``again``. In a compiled graph the compiler decides."""
-    if torch.compiler.is_compiling():
-        return contextlib.nullcontext()
-    place = made.untyped_storage().data_ptr()
-
-    def pack(x: Tensor) -> Any:
-        return (x.shape, x.stride(), x.storage_offset()) if x.untyped_storage().data_ptr() == place else x
-
-    def unpack(kept: Any) -> Tensor:
-        return kept if isinstance(kept, Tensor) else again().as_strided(*kept)
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+def is_interpreted() -> bool:
+    """Return whether Triton kernels run in the interpreter, on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _up(size: int) -> int:
-    return -(-size // MULTIPLE) * MULTIPLE
-
-
-def _gates(log_decay: Tensor | None, shown: Tensor | None, q: Tensor, segments: Tensor | None) -> Tensor | None:
-    """``b l h``: log r of each token, where one number a head will not do."""
-    b, h, length, _ = q.shape
-    if log_decay is None or not needs_gates(log_decay, length, shown is not None, segments is not None):
+@functools.cache
+def _triton_version() -> tuple[int, ...] | None:
+    if importlib.util.find_spec("triton") is None:
         return None
-    gates = log_decay.expand(b, length, h)
-    return gates.contiguous() if shown is None else gates.masked_fill(~shown.unsqueeze(-1), 0)
+    version = importlib.metadata.version("triton").split("+")[0]
+    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+
+
+@functools.cache
+def _has_fla() -> bool:
+    return importlib.util.find_spec("fla") is not None
+
+
+def run(call: LinearCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output ``b h l v``, and the state after the last token, ``b h m v`` and ``b h m``."""
+    if call.tokens.global_mask is not None:
+        return with_global_tokens(call, run)
+    tokens, h, size = call.tokens, call.v.shape[1], call.v.shape[3]
+    query_mask = tokens.mask if call.query_mask is None else call.query_mask
+    mask, segments = tokens.mask, tokens.segments
+    with without_autocast(call.v.device):
+        tables = None if call.encoding is None else call.encoding.tables(call.positions())
+        q, k = _features(call, call.q, query_mask, tables), _features(call, call.k, mask, tables)
+        v = F.pad(call.v.to(call.dtype), (0, 1), value=1)  # b h l v+1
+        v = F.pad(v if mask is None else v.masked_fill(~mask[:, None, :, None], 0), (0, -(size + 1) % MULTIPLE))
+        order = None
+        if tokens.orders is not None:
+            order = tokens.orders[torch.arange(h, device=v.device) % len(tokens.orders)].transpose(0, 1).unsqueeze(-1)  # b h l 1
+            q, k, v = (x.gather(2, order.expand_as(x)) for x in (q, k, v))
+            mask, segments = (None if x is None else x.gather(1, tokens.orders[0]) for x in (mask, segments))
+        gates = _gates(call, mask)
+        out, state = _scan(call, (q, k, v), _padded(call, call.state, v), gates, segments, call.first_segment)
+        if not call.causal:  # the same from the right; both count the diagonal
+            flipped = tuple(x.flip(2) for x in (q, k, v))
+            last = None if call.after is None else call.after.segment
+            after = _padded(call, call.after, v)
+            flip_gates, flip_segments = (None if x is None else x.flip(1) for x in (gates, segments))
+            right, _ = _scan(call, flipped, after, flip_gates, flip_segments, last)
+            out = out + right.flip(2) - (q * k).sum(-1, keepdim=True) * v
+        if order is not None:
+            out = torch.empty_like(out).scatter(2, order.expand_as(out), out)
+        out, total = out[..., :size], out[..., size : size + 1]
+        if call.normalizer != "none":
+            out = out / total.masked_fill(total == 0, 1)
+        return out.to(call.v.dtype), state[..., :size], state[..., size]
+
+
+def _features(call: LinearCall, x: Tensor, mask: Tensor | None, tables: Any) -> Tensor:
+    """phi of queries or keys with their positions, ``b h l m``; zero for masked tokens."""
+    hidden = None if mask is None else ~mask[:, None, :, None]
+    x = x.to(call.dtype)
+    x = call.feature_map(x if hidden is None else x.masked_fill(hidden, 0), *call.parameters)
+    x = x if hidden is None else x.masked_fill(hidden, 0)
+    return x if call.encoding is None else call.encoding.transform(x, tables)
+
+
+def _padded(call: LinearCall, state: LinearState | None, v: Tensor) -> Tensor:
+    """A state with its sums of weights as a column: ``b h m width``; zeros for none."""
+    b, h, _, width = v.shape
+    if state is None:
+        return v.new_zeros(b, h, call.num_features, width)
+    joined = torch.cat([state.kv, state.z.unsqueeze(-1)], dim=-1).to(v.dtype)
+    return F.pad(joined, (0, width - joined.shape[-1]))
+
+
+def _needs_gates(call: LinearCall) -> bool:
+    """Return whether fla needs a decay per token instead of one per head.
+
+    A masked token takes no step. fla gives one number per head no gradient, and where a chunk is not full it raises the powers of the
+    missing tokens: the state is not finite at r = 0.1 and 65 tokens.
+    """
+    if call.log_decay is None:
+        return False
+    uneven = call.tokens.mask is not None or call.tokens.segments is not None or call.k.shape[2] % CHUNK != 0
+    return call.log_decay.requires_grad or uneven
+
+
+def _gates(call: LinearCall, mask: Tensor | None) -> Tensor | None:
+    """``b l h``: log r of each token."""
+    if call.log_decay is None or not _needs_gates(call):
+        return None
+    b, h, length, _ = call.k.shape
+    gates = call.log_decay.to(call.dtype).expand(b, length, h)
+    return gates.contiguous() if mask is None else gates.masked_fill(~mask.unsqueeze(-1), 0)
 
 
 def _scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    carry: Tensor,
+    call: LinearCall,
+    tensors: tuple[Tensor, ...],
+    state: Tensor,
     gates: Tensor | None,
-    log_decay: Tensor | None,
     segments: Tensor | None,
     first_segment: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Numerators and sums of weights, ``b h l wide``, and the carry after the last token, by fla, whose tokens come before heads."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    constant = None if gates is not None or log_decay is None else log_decay.detach()
+    """Numerators and weights ``b h l width``, and the state after the last token. Queries that see a value that is not finite get NaN."""
+    bad = ~tensors[2].isfinite().all(-1)  # b h l; fla gets zero for it, as a weight of zero would not hide it
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (*tensors[:2], tensors[2].masked_fill(bad.unsqueeze(-1), 0)))  # b l h d
+    decay = None if gates is not None or call.log_decay is None else call.log_decay.to(call.dtype)
     if segments is None:
-        call = torch.ops.permuteformer.chunked if torch.compiler.is_compiling() else _Fla.apply
-        out, carry = call(q, k, v, carry.contiguous(), gates, constant)
-        return out.transpose(1, 2), carry
-    # Rows one after another, each segment a sequence; the first of a row may go on from the carry, the last leaves one.
-    b, length = segments.shape
-    begins = F.pad(segments.diff(dim=1) != 0, (1, 0), value=True).flatten()
-    number = (begins.cumsum(0) - 1).view(b, length)
-    places = begins.nonzero().flatten()
-    ends = F.pad(places, (0, 1), value=b * length)
-    if first_segment is not None:
-        carry = carry.masked_fill((segments[:, 0] != first_segment)[:, None, None, None], 0)
-    states = carry.new_zeros(len(places), *carry.shape[1:]).index_copy(0, number[:, 0], carry)
-    q, k, v = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v))
-    gates = None if gates is None else gates.flatten(0, 1).unsqueeze(0)
-    out, states = _Fla.apply(q, k, v, states, gates, constant, ends)
-    return out.view(b, length, *out.shape[2:]).transpose(1, 2), states.index_select(0, number[:, -1])
-
-
-def _spoilt(bad: Tensor, segments: Tensor | None) -> Tensor:
-    """``b h l``: which queries see a value that is not finite. fla is given a zero for it, as a weight of zero would not hide it."""
-    count = bad.cumsum(-1, dtype=torch.int32)
-    if segments is None:
-        return count > 0
-    length = segments.shape[-1]
-    begins = F.pad(segments.diff(dim=1) != 0, (1, 0), value=True)
-    places = torch.where(begins, torch.arange(length, device=segments.device), 0).cummax(-1).values
-    before = (count - bad).gather(-1, places.unsqueeze(1).expand(-1, bad.shape[1], -1))
-    return count > before
-
-
-def _fla(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, gates: Tensor | None, log_decay: Tensor | None, ends: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    from fla.ops.simple_gla import chunk_simple_gla
-
-    return chunk_simple_gla(  # type: ignore[no-any-return]
-        q, k, v, g=gates, g_gamma=log_decay, scale=1.0, initial_state=state, output_final_state=True, cu_seqlens=ends
-    )
+        spoilt = bad.cumsum(-1) > 0
+        out, state = _Fla.apply(q, k, v, state.contiguous(), gates, decay)
+    else:
+        # Rows one after another, each segment a sequence; the first of a row may continue the state, the last leaves one.
+        b, length = segments.shape
+        begins = F.pad(segments.diff(dim=1) != 0, (1, 0), value=True)
+        starts = torch.where(begins, torch.arange(length, device=segments.device), 0).cummax(-1).values
+        count = bad.cumsum(-1)
+        spoilt = count > (count - bad.long()).gather(-1, starts.unsqueeze(1).expand_as(count))
+        number = (begins.flatten().cumsum(0) - 1).view(b, length)
+        places = begins.flatten().nonzero().flatten()
+        if first_segment is not None:
+            state = state.masked_fill((segments[:, 0] != first_segment)[:, None, None, None], 0)
+        states = state.new_zeros(len(places), *state.shape[1:]).index_copy(0, number[:, 0], state)
+        q, k, v = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v))
+        gates = None if gates is None else gates.flatten(0, 1).unsqueeze(0)
+        out, states = _Fla.apply(q, k, v, states, gates, decay, F.pad(places, (0, 1), value=b * length))
+        out, state = out.view(b, length, *out.shape[2:]), states.index_select(0, number[:, -1])
+    out = out.transpose(1, 2).masked_fill(spoilt.unsqueeze(-1), torch.nan)
+    return out, state.masked_fill(spoilt[..., -1, None, None], torch.nan)
 
 
 class _Fla(torch.autograd.Function):
-    """The same, where a second derivative is refused: fla's own backward would leave it out."""
+    """``chunk_simple_gla`` with a second derivative refused: fla's own backward would omit it."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        from fla.ops.simple_gla import chunk_simple_gla
+
         with torch.set_grad_enabled(any(ctx.needs_input_grad)):
             ctx.inside = [x.detach().requires_grad_() if need else x for x, need in zip(inputs, ctx.needs_input_grad, strict=True)]
-            ctx.outputs = _fla(*ctx.inside)
+            q, k, v, state, gates, decay, *ends = ctx.inside
+            options = {"initial_state": state, "output_final_state": True, "cu_seqlens": ends[0] if ends else None}
+            ctx.outputs = chunk_simple_gla(q, k, v, g=gates, g_gamma=decay, scale=1.0, **options)
         return ctx.outputs[0].detach(), ctx.outputs[1].detach()
 
     @staticmethod
@@ -180,48 +208,3 @@ class _Fla(torch.autograd.Function):
         wanted = [x for x, need in zip(ctx.inside, ctx.needs_input_grad, strict=True) if need]
         found = iter(torch.autograd.grad(ctx.outputs, wanted, gradients, retain_graph=True))
         return tuple(next(found) if need else None for need in ctx.needs_input_grad)
-
-
-# fla forbids torch.compile to look at its function: for a compiled graph it is an operator, whose backward runs it once more.
-
-
-def _chunked(q: Tensor, k: Tensor, v: Tensor, state: Tensor, gates: Tensor | None, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        return _fla(q, k, v, state, gates, log_decay)
-
-
-def _chunked_back(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, gates: Tensor | None, log_decay: Tensor | None, d_out: Tensor, d_after: Tensor
-) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        q, k, v, state = (x.detach().requires_grad_() for x in (q, k, v, state))
-        gates = None if gates is None else gates.detach().requires_grad_()
-        outputs = _fla(q, k, v, state, gates, log_decay)
-        inputs = (q, k, v, state) if gates is None else (q, k, v, state, gates)
-        found = torch.autograd.grad(outputs, inputs, (d_out, d_after))
-    return found if gates is not None else (*found, q.new_empty(0))
-
-
-def _fake_chunked(q: Tensor, k: Tensor, v: Tensor, state: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), state.new_empty(state.shape)
-
-
-def _fake_chunked_back(q: Tensor, k: Tensor, v: Tensor, state: Tensor, gates: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    return *(x.new_empty(x.shape) for x in (q, k, v, state)), q.new_empty(0 if gates is None else gates.shape)
-
-
-def _keep_chunked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-@once_differentiable
-def _back_chunked(ctx: Any, d_out: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
-    *d, d_gates = torch.ops.permuteformer.chunked_back(*ctx.saved_tensors, d_out, d_after)
-    return *d, None if ctx.saved_tensors[4] is None else d_gates, None
-
-
-for _name, _real, _fake in (("chunked", _chunked, _fake_chunked), ("chunked_back", _chunked_back, _fake_chunked_back)):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _real, _device)
-    torch.library.register_fake(f"permuteformer::{_name}", _fake, lib=_library)
-torch.library.register_autograd("permuteformer::chunked", _back_chunked, setup_context=_keep_chunked, lib=_library)

@@ -1,7 +1,7 @@
-"""Feature maps phi: what turns queries and keys into features whose dot product is a similarity.
+"""Feature maps phi, from queries and keys to features whose dot product is a similarity.
 
-A map is one function of ``x`` (``… d``) to features (``… m``), registered by its name. A map that needs random
-features takes them as a second argument, ``projection``, drawn by whoever holds it: see ``favor``.
+A map is a function from ``… d`` to ``… m``, registered by its name. A map with random features takes them as a second argument,
+``projection``: see ``favor``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {}
 
 
 def feature_map(function: FeatureMap) -> FeatureMap:
-    """Decorator: register a feature map under the function's name. A name that is taken is refused.
+    """Register a feature map under the function's name (a decorator); raise if the name is taken.
 
     >>> @feature_map
     ... def one_more(x):
@@ -30,13 +30,13 @@ def feature_map(function: FeatureMap) -> FeatureMap:
     """
     name = function.__name__
     if name in FEATURE_MAPS:
-        raise ValueError(f"feature map {name!r} is registered already; choose another name")
+        raise ValueError(f"feature map {name!r} is already registered: choose another name")
     FEATURE_MAPS[name] = function
     return function
 
 
 def needs_projection(function: FeatureMap) -> bool:
-    """Whether the map takes random features as its second argument."""
+    """Return whether a map takes random features as its second argument."""
     return len(inspect.signature(function).parameters) > 1
 
 
@@ -47,7 +47,7 @@ def relu_eps(x: Tensor) -> Tensor:
     >>> relu_eps(torch.tensor([-1.0, 2.0])).tolist()
     [0.0010000000474974513, 2.000999927520752]
     """
-    return F.threshold(x, 0, 0).add_(1e-3)  # relu would keep its result for the gradient, and forbid adding in place
+    return F.threshold(x, 0, 0).add_(1e-3)  # relu would save its result for the gradient
 
 
 @feature_map
@@ -95,8 +95,8 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
     """FAVOR+ of Choromanski et al. (2020): positive random features of the softmax kernel exp(q·k / sqrt d).
 
     ``x``: ``b h l d``. ``projection``: ``h m d`` from ``orthogonal_features``. The exponent w·x - |x|^2/2 is at most
-    |w|^2/2, about d/2, so no running maximum is taken from other tokens, which a causal or a split sequence could not know;
-    with heads of 256 and more, large queries and keys that point the same way can overflow float32.
+    |w|^2/2, about d/2, so no maximum over other tokens is needed, which a causal or a split sequence does not know; with heads of 256 and
+    more, large queries and keys in the same direction can overflow float32.
 
     >>> projection = orthogonal_features(2, 16, 8, torch.Generator().manual_seed(0))    # h m d
     >>> favor(torch.randn(1, 2, 5, 8), projection).shape    # b h l m
@@ -109,7 +109,7 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
 
 
 def orthogonal_features(num_heads: int, num_features: int, size: int, generator: torch.Generator | None = None) -> Tensor:
-    """Random directions ``h m d`` for ``favor``: orthogonal within each group of d, with the lengths of Gaussian vectors.
+    """Draw random directions ``h m d`` for ``favor``: orthogonal within each group of d, with the lengths of Gaussian vectors.
 
     >>> orthogonal_features(2, 10, 4).shape
     torch.Size([2, 10, 4])

@@ -1,20 +1,38 @@
-"""Linear attention: phi(Q) (phi(K)^T V), bidirectional, causal, two-sided, or one token at a time.
+"""Linear attention, phi(Q) (phi(K)^T V): bidirectional, causal, with a two-sided decay, or one token at a time.
 
-``linear_attention`` is the one entrance. It checks what it is given, chooses the pass, and keeps the state.
+``linear_attention`` is the public function. It builds a ``LinearCall``; ``run`` picks a backend and runs it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from permuteformer.ops import cuda_backend, native_backend, torch_backend
-from permuteformer.ops.backend import Call, Work, choose
-from permuteformer.ops.blocks import Blocks, Carry, Transform, block_length, decay_powers, transport
-from permuteformer.ops.checks import can_look_at, check_attention, check_whole, without_autocast
-from permuteformer.ops.state import LinearState, as_carry, continued, count_positions, first_segment, last_segment, position_after
+from permuteformer.ops.call import LinearCall, LinearState, Tokens, Transform
+from permuteformer.ops.checks import can_read_values
+from permuteformer.ops.native import load
+
+VARIABLE = "PERMUTEFORMER_BACKEND"
+DEFAULT_BACKEND = os.environ.get(VARIABLE) or "auto"
+
+
+class Backend(Protocol):
+    """A module that runs calls: one file, entered into ``BACKENDS``."""
+
+    def unsupported(self, call: LinearCall) -> str | None:
+        """Return why this backend cannot run the call, or ``None``."""
+
+    def run(self, call: LinearCall) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output ``b h n v``, and the state after the last token, ``b h m v`` and ``b h m``."""
+
+
+BACKENDS: dict[str, Backend] = {"native": native_backend, "cuda": cuda_backend, "torch": torch_backend}
+"""``"auto"`` takes the first one that supports a call."""
 
 
 def linear_attention(
@@ -31,6 +49,7 @@ def linear_attention(
     two_sided: bool = False,
     key_mask: Tensor | None = None,
     segments: Tensor | None = None,
+    global_mask: Tensor | None = None,
     normalize: bool = True,
     plain_normalizer: bool = False,
     state: LinearState | None = None,
@@ -38,37 +57,35 @@ def linear_attention(
     chunk_size: int | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, LinearState]:
-    """Attention in time and memory linear in the length.
+    """Compute attention in time and memory linear in the length.
 
     Args:
         q: queries ``b h l d``, any strides.
         k: keys ``b h l d``.
         v: values ``b h l v``.
-        feature_map: phi, on ``b h l d``, giving ``b h l m``; see ``ops.feature_map``.
-        parameters: tensors passed on to ``feature_map``; gradients reach them.
-        transform: what positions do to features; see ``positions``.
-        positions: ``b l a`` int64; ``None`` means consecutive, from ``state.next_position`` or 0.
+        feature_map: phi, from ``b h l d`` to ``b h l m``; see ``ops.feature_map``.
+        parameters: further tensors for ``feature_map``; they get gradients.
+        transform: a position encoding of features; see ``positions``.
+        positions: ``b l a`` int64; ``None`` counts real tokens, from ``state.next_position`` or 0, and from 0 in each new segment.
         causal: query i sees keys j <= i only.
-        log_decay: log r of each head, ``h``: weights r^(i-j), a step a token.
-        two_sided: without ``causal``, weights r^|i-j|. A decay in a bidirectional call must be asked for by this.
-        key_mask: ``b l`` bool, false for keys that nobody sees. A query that sees no key gets zero.
-        segments: ``b l`` int64, not decreasing along a row: tokens see their own segment only.
+        log_decay: log r of each head, ``h``: weights r^(i-j), one step per real token.
+        two_sided: weights r^|i-j| in a bidirectional call. On several axes, head h orders tokens by axis h mod a.
+        key_mask: ``b l`` bool, true for real tokens. A query that sees no key gets zero.
+        segments: ``b l`` int64, non-decreasing along a row: tokens see their own segment only.
+        global_mask: ``b l`` bool: tokens with weight 1 in both directions of a two-sided decay. Cost grows with their number.
         normalize: divide by the sum of weights (equation 2).
-        plain_normalizer: take that sum from features before ``transform``.
-        state: what earlier tokens left, as returned. Of segments, the first may go on from it.
-        after: with ``two_sided`` or segments, what later tokens left, decayed to the first of them: see ``ops.halves``. With its segment.
-        chunk_size: tokens a block; changes speed and rounding only.
-        backend: ``"native"`` (CPU), ``"cuda"``, ``"torch"``, or ``"auto"``: the first that can of its device's, as also the variable
-            PERMUTEFORMER_BACKEND may say.
+        plain_normalizer: compute that sum from features before ``transform``.
+        state: the state that an earlier call returned, to continue from.
+        after: the state of later tokens, for a two-sided decay or segments; needs ``segment`` in packed rows.
+        chunk_size: tokens per block; changes speed and rounding only.
+        backend: ``"native"`` (CPU kernel), ``"cuda"``, ``"torch"``, or ``"auto"``; default: the variable PERMUTEFORMER_BACKEND.
 
-    Hidden tokens take no place and no step: consecutive positions and decay count the tokens that are shown, so a padded row is the row
-    without its padding, wherever that stands, and can be gone on from. A hidden token's own output means nothing.
-
-    With a decay, keys so far away that their weight underflows (690 tokens at r = 0.88 in float32) are not seen any more. There is no
-    second derivative.
+    Masked tokens take no position and no step of the decay, so a padded row gives the same result as the row without padding. The output
+    of a masked token is undefined. Keys so far away that their weight underflows (690 tokens at r = 0.88 in float32) are not seen. There
+    is no second derivative.
 
     Returns:
-        Output ``b h l v`` in the dtype of v, and the state after the last token.
+        The output ``b h l v`` in the dtype of v, and the state after the last token.
 
     >>> q = k = v = torch.randn(1, 2, 6, 4)
     >>> out, state = linear_attention(q, k, v, feature_map=torch.exp, causal=True)
@@ -77,114 +94,99 @@ def linear_attention(
     >>> torch.allclose(out, torch.cat([head, last], dim=2), atol=1e-5)
     True
     """
-    check_attention(q, k, v, positions, causal, log_decay, two_sided, key_mask, segments)
-    if after is not None and (causal or not (two_sided or segments is not None)):
-        raise ValueError("after is what tokens on the right left: it is for two_sided=True, or segments that are not causal; leave it out")
-    if after is not None and segments is not None and after.segment is None:
-        raise ValueError("after has no segment: where there are segments, it must say which one it is of, or all would see it")
-    if chunk_size is not None:
-        check_whole(chunk_size=chunk_size)
-    b, h, length, _ = q.shape
-    dtype = torch.promote_types(v.dtype, torch.float32)
-    with without_autocast(q.device):
-        size = feature_map(q[:, :, :1].to(dtype), *parameters).shape[-1]
-        carry = as_carry(state, (b, h, size, v.shape[-1]), q.device, dtype)
-        right = None if after is None else as_carry(after, (b, h, size, v.shape[-1]), q.device, dtype)
-        start = torch.zeros(b, dtype=torch.int64, device=q.device) if state is None else state.next_position
-        ends = None if key_mask is None else torch.where(key_mask, torch.arange(1, length + 1, device=q.device), 0).amax(-1)
-        if segments is not None:
-            segments = continued(segments, key_mask, ends, state)
-        next_position = position_after(start, length, positions, key_mask, ends)
-        rotation = None if transform is None else transform.rotation(q.device)
-        if rotation is not None:
-            rotation.check(h, size, positions)
-        call = Call(
-            v=v,
-            feature_map=feature_map,
-            transform=transform,
-            rotation=rotation,
-            causal=causal,
-            log_decay=log_decay,
-            key_mask=key_mask is not None,
-            segments=segments is not None,
-            two_sided=two_sided,
-            plain_normalizer=plain_normalizer,
-            chunk_size=chunk_size is not None,
+    if q.dim() != 4 or q.shape != k.shape or q.shape[2] == 0:
+        raise ValueError(f"q and k must have one shape (batch, heads, length, size), length >= 1, got {tuple(q.shape)}, {tuple(k.shape)}")
+    _check_decay(causal, two_sided, log_decay)
+    with torch.no_grad():
+        num_features = feature_map(q[:, :, :1].to(torch.promote_types(q.dtype, torch.float32)), *parameters).shape[-1]
+    _check_transform(transform, q.shape[1], num_features, positions)
+    tokens = Tokens.build(
+        *(q.shape[0], q.shape[2], q.device),
+        positions=positions,
+        mask=key_mask,
+        segments=segments,
+        global_mask=global_mask,
+        ordered=log_decay is not None and not causal and positions is not None and positions.shape[-1] > 1,
+    )
+    call = LinearCall(
+        q,
+        k,
+        v,
+        feature_map,
+        num_features,
+        tuple(parameters),
+        transform,
+        "none" if not normalize else "plain" if plain_normalizer else "transformed",
+        tokens,
+        causal=causal,
+        log_decay=log_decay,
+        state=state,
+        after=after,
+        chunk_size=chunk_size,
+    )
+    return run(call, backend)
+
+
+def run(call: LinearCall, backend: str | None = None) -> tuple[Tensor, LinearState]:
+    """Check a call, run it on the backend of this name or the first that supports it, and return the output and the state after it.
+
+    >>> q = k = v = torch.randn(1, 2, 10, 4)
+    >>> out, state = run(LinearCall(q, k, v, torch.exp, num_features=4), backend="torch")
+    >>> out.shape
+    torch.Size([1, 2, 10, 4])
+    """
+    call.check()
+    out, kv, z = choose(call, backend).run(call)
+    return out, call.next_state(kv, z)
+
+
+def choose(call: LinearCall, backend: str | None = None) -> Backend:
+    """Return the backend for a call; raise where the one asked for by name does not support it."""
+    name = requested_backend(backend)
+    if name == "auto":
+        return next(found for found in BACKENDS.values() if found.unsupported(call) is None)
+    if reason := BACKENDS[name].unsupported(call):
+        raise ValueError(f"backend {name!r} does not support this call: {reason}; use 'auto' or 'torch'")
+    return BACKENDS[name]
+
+
+def requested_backend(backend: str | None = None) -> str:
+    """Return the backend asked for: the argument, or the default."""
+    name, source = (DEFAULT_BACKEND, VARIABLE) if backend is None else (backend, "backend")
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f"{source} must be one of auto, {', '.join(BACKENDS)}, got {name!r}")
+    return name
+
+
+def backend_in_use(device: str = "cpu") -> str:
+    """Return the fastest backend on a device, the CPU kernel with its instruction set: ``"native avx2"``, ``"cuda"`` or ``"torch"``."""
+    name, kernel = requested_backend(), load()
+    if device == "cuda" and name in ("auto", "cuda"):
+        return "torch" if cuda_backend.missing(torch.device(device), torch.bfloat16) else "cuda"
+    if device != "cpu" or name not in ("auto", "native") or isinstance(kernel, str):
+        return "torch"
+    return f"native {kernel.instruction_set}"
+
+
+def _check_decay(causal: bool, two_sided: bool, log_decay: Tensor | None) -> None:
+    if two_sided and causal:
+        raise ValueError("two_sided=True is for bidirectional attention: leave it out with causal=True")
+    if log_decay is None:
+        return
+    if not causal and not two_sided:
+        raise ValueError(
+            "log_decay with causal=False needs two_sided=True, for r^|i-j|: r^(i-j) grows without bound for keys after the query"
         )
-        who = choose(backend, call)
-        one_step = causal and length == 1
-        if who == "native" or (who == "cuda" and not one_step):
-            work = Work(
-                rotation=rotation,
-                start=start,
-                positions=positions,
-                shown=key_mask,
-                feature_map=feature_map.__name__,
-                normalize=normalize,
-                causal=causal,
-                log_decay=None if log_decay is None else log_decay.to(dtype),
-            )
-            before = carry.kv.transpose(-1, -2), carry.z.squeeze(-2)
-            if who == "native":
-                out, kv, z = native_backend.attend(q.to(dtype), k.to(dtype), v.to(dtype), *before, work)
-            else:
-                if positions is None and key_mask is not None:
-                    work = work._replace(positions=count_positions(start, length, key_mask))
-                out, kv, z = cuda_backend.attend(q, k, v, *before, work, segments, first_segment(segments, state))
-            return out.to(v.dtype), LinearState(kv, z, next_position, last_segment(segments, state))
-
-        relative = positions is None and not one_step and transform is not None and transform.is_group and _is_one_run(key_mask)
-        if positions is None and transform is not None and not relative:
-            positions = count_positions(start, length, key_mask)
-        # Where a row's tokens are one run, positions are this and the place in the row.
-        origin = start if key_mask is None else start - key_mask.long().argmax(-1)
-        blocks = Blocks(
-            length=length,
-            chunk=chunk_size or block_length(b * h, size, v.shape[-1], causal),
-            feature_map=feature_map,
-            transform=transform,
-            positions=positions,
-            key_mask=key_mask,
-            segments=segments,
-            first_segment=first_segment(segments, state),
-            causal=causal,
-            normalize=normalize,
-            plain_normalizer=plain_normalizer,
-            dtype=dtype,
-            device=q.device,
-            last_segment=None if after is None else after.segment,
-        )
-        if relative and transform is not None and state is not None:
-            carry = transport(transform, carry, transform.tables(-origin.view(-1, 1, 1)), plain_normalizer)
-        if relative and transform is not None and right is not None:
-            last = origin + blocks.slices[-1].start
-            right = transport(transform, right, transform.tables(-last.view(-1, 1, 1)), plain_normalizer)
-        if one_step:
-            out, carry = _step(blocks, q, k, v, carry, log_decay, parameters)
-        elif causal or two_sided or segments is not None:
-            out, carry = torch_backend.scan(blocks, q, k, v, carry, right, log_decay, parameters)
-        else:
-            out, carry = torch_backend.total(blocks, q, k, v, carry, parameters)
-        if relative and transform is not None:
-            carry = transport(transform, carry, transform.tables((origin + length).view(-1, 1, 1)), plain_normalizer)
-    return out, LinearState(carry.kv.transpose(-1, -2), carry.z.squeeze(-2), next_position, last_segment(segments, state))
+    if can_read_values(log_decay) and not ((log_decay <= 0) & log_decay.isfinite()).all():
+        raise ValueError(f"log_decay must be log r for r in (0, 1], so 0 or less, got {log_decay.tolist()}")
 
 
-def _step(
-    blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, carry: Carry, log_decay: Tensor | None, parameters: Sequence[Tensor]
-) -> tuple[Tensor, Carry]:
-    """One token: it joins the carry, then reads it. Constant time and memory."""
-    tables = blocks.tables(0)
-    decays = None if log_decay is None else decay_powers(log_decay.to(blocks.dtype), 1)
-    keys = blocks.keys(0, k, v, tables, parameters)
-    carry = blocks.write(*keys, carry, blocks.decays(0, decays), blocks.reach_left(0))
-    out = blocks.divide(*blocks.read(*blocks.queries(0, q, tables, parameters), carry, None, None))
-    return out.to(v.dtype), carry
-
-
-def _is_one_run(key_mask: Tensor | None) -> bool:
-    """Whether the tokens shown of every row stand side by side: padding before and after them, but none between."""
-    if key_mask is None:
-        return True
-    begins = torch.nn.functional.pad(key_mask, (1, 0))[:, :-1] < key_mask
-    return can_look_at(key_mask) and not bool((begins.sum(-1) > 1).any())
+def _check_transform(transform: Transform | None, heads: int, features: int, positions: Tensor | None) -> None:
+    """Raise where an encoding was built for other sizes; layers check this when they are built."""
+    for name, size in {"num_heads": heads, "feature_size": features}.items():
+        if (built_for := getattr(transform, name, None)) not in (None, size):
+            raise ValueError(f"transform was built for {name}={built_for}, but this call has {size}: build it with {name}={size}")
+    axes = getattr(transform, "axes", None) or 1
+    if axes > (1 if positions is None else positions.shape[-1]):
+        shape = None if positions is None else tuple(positions.shape)
+        raise ValueError(f"positions must have shape (batch, length, axes) with the {axes} axes of transform, got {shape}")

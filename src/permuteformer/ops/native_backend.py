@@ -1,283 +1,248 @@
-"""Linear attention by the CPU kernel, as operators of torch: with gradients, and known to torch.compile and torch.export."""
+"""Linear attention by the CPU kernel, as a pair of torch operators: with gradients, for torch.compile and torch.export too."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from permuteformer.ops import memory
-from permuteformer.ops.backend import MAPS, Work
-from permuteformer.ops.beside import empty_beside
-from permuteformer.ops.native import TENSOR, Kernel, load
+from permuteformer.ops.call import LinearCall
+from permuteformer.ops.checks import is_transformed
+from permuteformer.ops.feature_map import FEATURE_MAPS
+from permuteformer.ops.native import CAUSAL, TOTAL, TWO_SIDED, Call, Kernel, load
 
-SHARED = (
-    "Tensor? cycles, Tensor? of_head, Tensor? start, Tensor? positions, Tensor? query_positions, Tensor? shown, int map, bool normalize"
+MAPS = {"relu_eps": 0, "relu": 1, "squared_relu": 2}
+"""The kernel's feature maps, and their numbers in ``native/rows.h``."""
+
+TENSORS = ("q", "k", "v")
+STATES = ("kv", "z", "after_kv", "after_z", "log_decay")
+MARKS = (
+    *("cycles", "of_head", "start", "positions", "query_positions", "mask", "global_mask"),
+    *("segments", "state_segment", "after_segment", "orders"),
 )
-OPERATORS = {
-    "total": f"(Tensor q, Tensor k, Tensor v, Tensor? kv, Tensor? z, {SHARED}) -> (Tensor, Tensor, Tensor)",
-    "total_back": (
-        f"(Tensor q, Tensor k, Tensor v, Tensor out, Tensor kv, Tensor z, {SHARED}, Tensor d_out, Tensor d_kv, Tensor d_z)"
-        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-    ),
-    "scan": (
-        f"(Tensor q, Tensor k, Tensor v, Tensor kv, Tensor z, {SHARED}, Tensor? log_decay, bool keep) -> (Tensor, Tensor, Tensor, Tensor)"
-    ),
-    "scan_back": (
-        f"(Tensor q, Tensor k, Tensor v, Tensor out, Tensor kv, Tensor z, {SHARED}, Tensor? log_decay, bool learnable, Tensor kept,"
-        " Tensor d_out, Tensor d_kv, Tensor d_z) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-    ),
-}
+"""Arguments of the operators: tensors and optional tensors with gradients, and optional ones without."""
+SETTINGS = ("feature_map", "normalize", "mode", "reverse")
+GIVEN = ", ".join(
+    [*(f"Tensor {name}" for name in TENSORS), *(f"Tensor? {name}" for name in (*STATES, *MARKS)), *(f"int {name}" for name in SETTINGS)]
+)
 
 _library = torch.library.Library("permuteformer", "DEF")
-for _name, _schema in OPERATORS.items():
-    _library.define(_name + _schema)
+_library.define(f"attention({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    f"attention_back({GIVEN}, Tensor out, Tensor new_kv, Tensor new_z, Tensor totals, Tensor d_out, Tensor d_kv, Tensor d_z,"
+    " bool learnable) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, work: Work) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``Work`` says, of tensors of any strides, in float32."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    turns = (None, None) if work.rotation is None else (work.rotation.cycles, work.rotation.of_head)
-    start = None if work.start is None else work.start.contiguous()
-    shared = (*turns, start, work.positions, work.query_positions, work.shown, MAPS[work.feature_map], work.normalize)
-    ops = torch.ops.permuteformer
-    if not work.causal:
-        out, kv, z = ops.total(q, k, v, *(None if x is None else x.contiguous() for x in (kv, z)), *shared)
-        return out, kv, z
-    assert kv is not None
-    assert z is not None
-    log_decay = None if work.log_decay is None else work.log_decay.contiguous()
-    inputs = (q, k, v, kv, z) if log_decay is None else (q, k, v, kv, z, log_decay)
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    out, kv, z, _ = ops.scan(q, k, v, kv.contiguous(), z.contiguous(), *shared, log_decay, keep)
-    return out, kv, z
+def unsupported(call: LinearCall) -> str | None:
+    """Return why the kernel cannot run a call, or ``None``."""
+    device, dtype = call.v.device.type, call.v.dtype
+    if device != "cpu":
+        return f"it runs on the CPU, and the tensors are on {device}"
+    if is_transformed():
+        return "torch.func and forward-mode differentiation do not see what it computes"
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it computes in float32, and the values are {dtype}"
+    if not has_map(call.feature_map):
+        return f"it has the feature maps {', '.join(MAPS)}, not {getattr(call.feature_map, '__name__', repr(call.feature_map))}"
+    if call.encoding is not None and call.encoding.rotation() is None:
+        return "its only encodings are permutations with contiguous cycles"
+    for field, is_used in (
+        ("plain_normalizer", call.normalizer == "plain"),
+        ("chunk_size", call.chunk_size),
+        ("query_mask", call.query_mask),
+    ):
+        if is_used is not None and is_used is not False:
+            return f"it has no {field}"
+    return kernel if isinstance(kernel := _load(), str) else None
 
 
-class Shared(NamedTuple):
-    """What all operators are given besides q, k, v and the carry, in their order."""
-
-    cycles: Tensor | None
-    of_head: Tensor | None
-    start: Tensor | None
-    positions: Tensor | None
-    query_positions: Tensor | None
-    shown: Tensor | None
-    map: int
-    normalize: bool
+def has_map(feature_map: Any) -> bool:
+    """Return whether the kernel has this feature map."""
+    name = getattr(feature_map, "__name__", "")
+    return name in MAPS and FEATURE_MAPS.get(name) is feature_map
 
 
-class _Gradients(NamedTuple):
-    """Of the outputs, as they are given, and room for those of the inputs."""
-
-    d_out: Tensor
-    d_q: Tensor
-    d_k: Tensor
-    d_v: Tensor
-    d_kv: Tensor
-    d_z: Tensor
-    d_log_decay: Tensor | None = None
-
-    @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> _Gradients:
-        d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-        return cls(d_out, *_empty_gradients(q, k, v), *(x.clone(memory_format=torch.contiguous_format) for x in (d_kv, d_z)))
-
-
-def _call(
-    name: str,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    out: Tensor,
-    kv: Tensor,
-    z: Tensor,
-    shared: Shared,
-    log_decay: Tensor | None = None,
-    kept: Tensor | None = None,
-    gradients: _Gradients | None = None,
-) -> None:
-    """Write the fields of ``struct Call``, and do what ``name`` says."""
+def _load() -> Kernel | str:
     kernel = load()
-    assert isinstance(kernel, Kernel), kernel
-    q, k, v = inputs
-    for x in (*inputs, kv, z):
-        if x.dtype != torch.float32:
-            raise TypeError(f"the CPU kernel computes in float32; there is a tensor of {x.dtype}")
-    sizes = (*k.shape[:3], q.shape[2], k.shape[3], v.shape[-1])
-    d_tensors, carries = ((), ()) if gradients is None else (gradients[:4], gradients[4:])
-    fields, kept_alive = fields_of(sizes, (*inputs, out), kv, z, shared, log_decay, kept, d_tensors, carries)
-    kernel(name, fields)
-    del kept_alive
+    if isinstance(kernel, str) and not torch.compiler.is_compiling():
+        # One text and one place, so that Python shows it once.
+        warnings.warn(f"the CPU kernel is not in use: {kernel}. PyTorch runs instead, several times slower", RuntimeWarning, stacklevel=1)
+    return kernel
 
 
-def fields_of(
+def run(call: LinearCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output ``b h n v``, and the state after the last token, ``b h m v`` and ``b h m``."""
+    tokens, state, after = call.tokens, call.state, call.after
+    rotation = None if call.encoding is None else call.encoding.rotation()
+    given = (
+        *map(_rows, (call.q, call.k, call.v)),
+        *((None, None) if state is None else (state.kv.float(), state.z.float())),
+        *((None, None) if after is None else (after.kv.float(), after.z.float())),
+        None if call.log_decay is None else call.log_decay.double(),
+        *((None, None) if rotation is None else rotation),
+        None if state is None else state.next_position,
+        tokens.positions,
+        call.query_positions,
+        tokens.mask,
+        tokens.global_mask,
+        tokens.segments,
+        call.first_segment,
+        None if after is None else after.segment,
+        tokens.orders,
+        MAPS[call.feature_map.__name__],
+        int(call.normalizer != "none"),
+        CAUSAL if call.causal else TWO_SIDED if call.scans else TOTAL,
+        int(call.reverse),
+    )
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[: len(TENSORS) + len(STATES)])
+    is_watched = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
+    out, kv, z, _ = torch.ops.permuteformer.attention(*given) if needs_grad or is_watched else _attention(*given, keep=False)
+    return out if out.dtype == call.v.dtype else out.to(call.v.dtype), kv, z
+
+
+def _rows(x: Tensor) -> Tensor:
+    x = x.float()
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def struct(
     sizes: tuple[int, ...],
     tensors: tuple[Tensor, ...],
+    given: tuple[Any, ...],
     kv: Tensor,
     z: Tensor,
-    shared: Shared,
-    log_decay: Tensor | None = None,
-    kept: Tensor | None = None,
-    d_tensors: tuple[Tensor, ...] = (),
-    carries: tuple[Tensor | None, ...] = (),
-) -> tuple[list[int], Any]:
-    """The fields of ``struct Call``, and what must be there until it is done.
+    totals: Tensor | None = None,
+    d_out: Tensor | None = None,
+    d_state: tuple[Tensor, ...] = (),
+    gradients: tuple[Tensor, ...] = (),
+    d_states: tuple[Tensor | None, ...] = (),
+) -> tuple[Call, list[Any]]:
+    """Return the kernel's struct, and the tensors that must outlive the call.
 
-    ``sizes``: batch, heads, length, queries, features, values. ``tensors``: q, k, v and the output, where they are in memory;
-    ``d_tensors``, of the output, q, k and v; ``carries``: gradients of the carry, and of the decay.
+    Args:
+        sizes: batch, heads, length, queries, features, values.
+        tensors: q, k, v and the output; none where they exist inside the kernel only.
+        given: optional tensors and settings of the operator, in order.
+        kv: the state after.
+        z: likewise.
+        totals: sums of weights, for the backward pass.
+        d_out: the gradient of the output.
+        d_state: gradients of the state after.
+        gradients: results: of q, k and v.
+        d_states: results: of ``STATES``.
     """
-    shown = shared.shown
-    if shown is not None and shown.stride(-1) != 1:
-        shown = shown.contiguous()
-    fields = [*sizes, shared.map, int(shared.normalize), torch.get_num_threads()]
-    fields += _tensors(tensors)
-    fields += map(place, (kv, z, *shared[:3]))
-    places = [_rows(x) for x in (shared.positions, shared.query_positions)]
-    for at in places:
-        fields += (0, 0, 0) if at is None else (at.data_ptr(), at.stride(0) * (at.shape[0] > 1), at.stride(1))
-    fields += (0, 0) if shown is None else (shown.data_ptr(), shown.stride(0))
-    fields += place(log_decay), place(kept)
-    fields += _tensors(d_tensors)
-    fields += map(place, (*carries, *(None,) * (3 - len(carries))))
-    return fields, (shown, places)
+    count = len(STATES) + len(MARKS)
+    kept = [x if x is None or x.is_contiguous() else x.contiguous() for x in given[:count]]
+    pointers = [None if x is None else x.data_ptr() for x in kept]
+    kv_in, z_in, after_kv, after_z, log_decay, cycles, of_head, start, _, _, mask, global_mask, *segments, orders = pointers
+    q, k, v, out = map(_strides, tensors) if tensors else (_NONE,) * 4
+    at, query_at = (_positions(x) for x in kept[count - len(MARKS) + 3 : count - len(MARKS) + 5])
+    axes = 0 if kept[-1] is None else len(kept[-1])
+    call = Call(
+        *(*sizes, *given[count:], torch.get_num_threads(), q, k, v, out, kv_in, z_in, after_kv, after_z, kv.data_ptr(), z.data_ptr()),
+        *(cycles, of_head, start, at, query_at, mask, global_mask, *segments, orders, axes, log_decay),
+        *(None if totals is None else totals.data_ptr(),),
+    )
+    if d_state:
+        call.d_kv, call.d_z = (x.data_ptr() for x in d_state)
+    if d_out is not None:
+        call.d_out = _strides(d_out)
+        call.d_q, call.d_k, call.d_v = map(_strides, gradients)
+    for name, x in zip(("d_kv_in", "d_z_in", "d_after_kv", "d_after_z", "d_log_decay"), d_states, strict=False):
+        setattr(call, name, None if x is None else x.data_ptr())
+    return call, [*kept, at]
 
 
-def _tensors(tensors: tuple[Tensor, ...]) -> list[int]:
-    """Four of ``struct Tensor4``; where there are no queries, their tensors are nowhere."""
-    if not tensors:
-        return [0] * (4 * TENSOR)
-    return [number for x in tensors for number in (x.data_ptr() if x.shape[2] else 0, *x.stride()[:3])]
+_NONE = (None, 0, 0, 0)
 
 
-def _rows(positions: Tensor | None) -> Tensor | None:
-    """Positions whose axes are neighbours in memory."""
-    return positions if positions is None or positions.stride(-1) == 1 or positions.shape[-1] == 1 else positions.contiguous()
+def _strides(x: Tensor) -> tuple[int | None, ...]:
+    return (x.data_ptr(), *x.stride()[:3]) if x.shape[2] else _NONE
 
 
-def place(x: Tensor | None) -> int:
-    """Where its numbers are; 0 for none."""
-    return 0 if x is None else x.data_ptr()
+def _positions(x: Tensor | None) -> tuple[int | None, ...]:
+    return (None, 0, 0) if x is None else (x.data_ptr(), x.stride(0) if len(x) > 1 else 0, x.stride(1))
 
 
-def _output(q: Tensor, v: Tensor) -> Tensor:
-    """``b h l v`` whose heads lie side by side, as the layer will want them."""
-    b, h, length, _ = q.shape
-    return memory.empty(b, length, h, v.shape[-1], device=v.device, dtype=v.dtype).transpose(1, 2)
+def _attention(q: Tensor, k: Tensor, v: Tensor, *given: Any, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run the kernel. Without ``keep``, one causal token takes a shorter path that saves nothing for a backward pass."""
+    for x in (q, k, v, *given[:2]):
+        if x is not None and x.dtype != torch.float32:
+            raise TypeError(f"the CPU kernel computes in float32, got a tensor of {x.dtype}")
+    out, kv, z, totals = _fake_attention(q, k, v, *given)
+    is_step = not keep and given[-2] == CAUSAL and k.shape[2] == q.shape[2] == 1
+    sizes = (*k.shape[:3], q.shape[2], k.shape[3], v.shape[3])
+    call, kept = struct(sizes, (q, k, v, out), given, kv, z, None if is_step else totals)
+    functions()["attention"](call)
+    del kept
+    return out, kv, z, totals
 
 
-def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Room for those of q, k and v: queries of other tokens come from a projection of their own."""
-    made = empty_beside((q, k, v)) if q.shape[2] == k.shape[2] else [memory.empty_like(q), *empty_beside((k, v))]
-    # Rows that overlap have no layout of their own to be taken over.
-    return [x if x.stride(-1) == 1 else x.new_empty(x.shape) for x in made]
+def _attention_back(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *given, out, kv, z, totals, d_out, d_kv, d_z, learnable = rest
+    results = _fake_attention_back(q, k, v, *rest)
+    d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+    d_state = tuple(x.contiguous() for x in (d_kv, d_z))
+    d_log = torch.zeros(k.shape[:2], dtype=torch.float64) if learnable else None
+    sizes = (*k.shape[:3], q.shape[2], k.shape[3], v.shape[3])
+    d_states = (*(x if x.numel() else None for x in results[3:7]), d_log)
+    call, kept = struct(sizes, (q, k, v, out), tuple(given), kv, z, totals, d_out, d_state, results[:3], d_states)
+    for x in results[3:7]:
+        x.zero_()  # rows whose segment does not continue get no gradient
+    functions()["attention_back"](call)
+    del kept
+    return *results[:7], results[7] if d_log is None else d_log.sum(0)
 
 
-def _carry(q: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A carry to add to: nothing yet, or one's own of what is given."""
-    if kv is None or z is None:
-        b, h, _, m = q.shape
-        return q.new_zeros(b, h, m, v.shape[-1]), q.new_zeros(b, h, m)
-    return kv.clone(), z.clone()
-
-
-def _total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, (kv, z) = _output(q, v), _carry(q, v, kv, z)
-    _call("total", (q, k, v), out, kv, z, Shared(*shared))
-    return out, kv, z
-
-
-def _total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *shared, d_out, d_kv, d_z = rest
-    gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)
-    _call("total_back", (q, k, v), out, kv, z, Shared(*shared), gradients=gradients)
-    return gradients[1:6]
-
-
-def _scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *shared, log_decay, keep = rest
-    out, kv, z, kept = _output(q, v), kv.clone(), z.clone(), _kept(q, v, keep)
-    _call("scan", (q, k, v), out, kv, z, Shared(*shared), log_decay, kept if keep else None)
-    return out, kv, z, kept
-
-
-def _scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *shared, log_decay, learnable, kept, d_out, d_kv, d_z = rest
-    if q.numel() and not kept.numel():
-        raise RuntimeError("there is no gradient of permuteformer::scan with keep=False: nothing was kept for it")
-    d_log = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
-    gradients = _Gradients.of(q, k, v, d_out, d_kv, d_z)._replace(d_log_decay=d_log if learnable else None)
-    _call("scan_back", (q, k, v), out, kv, z, Shared(*shared), log_decay, kept, gradients)
-    return *gradients[1:6], d_log.sum(0).float()
-
-
-def _kept(q: Tensor, v: Tensor, keep: bool) -> Tensor:
-    """Room for the carries that the backward pass starts from again."""
+def functions() -> dict[str, Any]:
+    """Return the functions of the kernel."""
     kernel = load()
-    tokens = kernel.block * kernel.group if isinstance(kernel, Kernel) else 1
-    b, h, length, m = q.shape
-    # Not a dimension of them that is 1 for short rows, which a graph would be for then.
-    return q.new_empty(b, h, -(-length // tokens) * m * (v.shape[-1] + 1) if keep else 0)
+    assert isinstance(kernel, Kernel), kernel
+    return kernel.functions
 
 
-def _fake_total(q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, *shared: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _output(q, v), *_carry(q, v, kv, z)
+def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocate the results. Heads of the output are neighbours, so that merging them copies nothing."""
+    (b, h, n, m), d, mode = q.shape, v.shape[3], given[-2]
+    totals = q.new_empty(0) if mode == TOTAL else q.new_empty(b, h, n)
+    return q.new_empty(b, n, h, d).transpose(1, 2), q.new_empty(b, h, m, d), q.new_empty(b, h, m), totals
 
 
-def _fake_total_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return *_empty_gradients(q, k, v), kv.new_empty(kv.shape), z.new_empty(z.shape)
+def _fake_attention_back(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None, after_kv: Tensor | None, *rest: Any
+) -> tuple[Tensor, ...]:
+    (b, h, _, m), d, mode = k.shape, v.shape[3], rest[-10]
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    gradients = [x if x.stride(-1) == 1 else x.new_empty(x.shape) for x in gradients]
+
+    def state(is_there: bool) -> list[Tensor]:
+        return [q.new_empty(b, h, m, d), q.new_empty(b, h, m)] if is_there else [q.new_empty(0), q.new_empty(0)]
+
+    return *gradients, *state(kv is not None or mode == TOTAL), *state(after_kv is not None), q.new_empty(h, dtype=torch.float64)
 
 
-def _fake_scan(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return *_fake_total(q, k, v, kv, z), _kept(q, v, rest[-1])
-
-
-def _fake_scan_back(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return *_fake_total_back(q, k, v, out, kv, z), q.new_empty(q.shape[1])
-
-
-def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, kv, _, *shared = inputs
-    ctx.has_carry = kv is not None
-    ctx.save_for_backward(q, k, v, *output, *(x for x in shared if isinstance(x, Tensor)))
-    ctx.shared = [None if isinstance(x, Tensor) else (x,) for x in shared]
-
-
-@once_differentiable
-def _back_total(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, out, kv, z, *tensors = ctx.saved_tensors
-    shared = _again(ctx.shared, tensors)
-    *d, d_kv, d_z = torch.ops.permuteformer.total_back(q, k, v, out, kv, z, *shared, d_out, d_kv, d_z)
-    return *d, *((d_kv, d_z) if ctx.has_carry else (None, None)), *(None,) * len(shared)
-
-
-def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, _, _, *shared, _ = inputs
-    ctx.save_for_backward(q, k, v, *output, *(x for x in shared if isinstance(x, Tensor)))
-    ctx.shared = [None if isinstance(x, Tensor) else (x,) for x in shared]
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    count = len(TENSORS) + len(STATES) + len(MARKS)
+    ctx.save_for_backward(*inputs[:count], *output)
+    ctx.settings = inputs[count:]
     ctx.mark_non_differentiable(output[3])
 
 
 @once_differentiable
-def _back_scan(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    q, k, v, out, kv, z, kept, *tensors = ctx.saved_tensors
-    *shared, log_decay = _again(ctx.shared, tensors)
-    learnable = ctx.needs_input_grad[-2]  # which is not the paper's r
-    *d, d_log = torch.ops.permuteformer.scan_back(q, k, v, out, kv, z, *shared, log_decay, learnable, kept, d_out, d_kv, d_z)
-    return *d, *(None,) * len(shared), d_log if learnable else None, None
+def _backward(ctx: Any, d_out: Tensor, d_kv: Tensor, d_z: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    *inputs, out, kv, z, totals = ctx.saved_tensors
+    learnable = ctx.needs_input_grad[len(TENSORS) + len(STATES) - 1]
+    found = torch.ops.permuteformer.attention_back(*inputs, *ctx.settings, out, kv, z, totals, d_out, d_kv, d_z, learnable)
+    wanted = [d if need else None for d, need in zip(found, ctx.needs_input_grad, strict=False)]
+    return *wanted, *(None,) * (len(MARKS) + len(SETTINGS))
 
 
-def _again(places: list[Any], tensors: list[Tensor]) -> list[Any]:
-    left = iter(tensors)
-    return [next(left) if place is None else place[0] for place in places]
-
-
-for _name, _real, _fake in (
-    ("total", _total, _fake_total),
-    ("total_back", _total_back, _fake_total_back),
-    ("scan", _scan, _fake_scan),
-    ("scan_back", _scan_back, _fake_scan_back),
-):
-    _library.impl(_name, _real, "CPU")
-    torch.library.register_fake(f"permuteformer::{_name}", _fake, lib=_library)
-torch.library.register_autograd("permuteformer::total", _back_total, setup_context=_keep_total, lib=_library)
-torch.library.register_autograd("permuteformer::scan", _back_scan, setup_context=_keep_scan, lib=_library)
+_library.impl("attention", _attention, "CPU")
+_library.impl("attention_back", _attention_back, "CPU")
+torch.library.register_fake("permuteformer::attention", _fake_attention, lib=_library)
+torch.library.register_fake("permuteformer::attention_back", _fake_attention_back, lib=_library)
+torch.library.register_autograd("permuteformer::attention", _backward, setup_context=_save, lib=_library)

@@ -1,4 +1,4 @@
-"""The contract of a position encoding, and the composition of several."""
+"""The interface of a position encoding, and the composition of several."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ POSITIONS: Registry[type[PositionEncoding]] = Registry("position encoding", "per
 Copy = Callable[[Tensor, Tensor], Any]
 
 HOOKS = ("embed", "transform", "bias", "log_decay")
-"""What an encoding can do to a model. An attention says which of them it honours."""
+"""What an encoding can do to a model. An attention declares which of them it supports."""
 
 
 class ExactBuffers(nn.Module):
-    """Buffers named in ``exact`` move between devices, but keep their dtype when a model is cast: bfloat16 has 3 digits of them."""
+    """A module whose buffers named in ``exact`` move between devices but keep their dtype: bfloat16 has 3 digits."""
 
     exact: ClassVar[tuple[str, ...]] = ()
 
@@ -35,10 +35,9 @@ class ExactBuffers(nn.Module):
 
 
 class PositionEncoding(ExactBuffers):
-    """Where tokens are, told to attention. Override the hooks that say what the encoding is; the others do nothing.
+    """Base class of position encodings. Override the hooks that define the encoding; the others do nothing.
 
-    Positions are an int64 tensor ``b l a``, with a axes (1 for text, 2 for an image); b may be 1. An encoding sees
-    positions and nothing of width, prefix or length, so that the caller decides alone where a token stands.
+    Positions are an int64 tensor ``b l a``, with a axes (1 for text, 2 for an image); b may be 1.
 
     >>> class Alternate(PositionEncoding):
     ...     def tables(self, positions):
@@ -53,86 +52,91 @@ class PositionEncoding(ExactBuffers):
     """
 
     keeps_sign: ClassVar[bool] = True
-    """Whether ``transform`` maps positive features to positive ones (Property 3). Where it does not, linear attention
-    takes its normaliser from the features before ``transform``."""
+    """Whether ``transform`` maps positive features to positive ones (Property 3). If not, linear attention computes its normaliser from
+    the features before ``transform``."""
 
     is_group: ClassVar[bool] = False
-    """Whether ``transform`` at i + j is ``transform`` at i of ``transform`` at j, and keeps dot products. Then blocks of
-    a sequence can each count from their own first token, with the tables of one block for all."""
+    """Whether ``transform`` at i + j is ``transform`` at i of ``transform`` at j, and keeps dot products. Then each block of a sequence can
+    count from its own first token, and all blocks share one table."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_load_state_dict_post_hook(_refill)
-
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add the position to embeddings ``b l d``."""
-        return x
-
-    def tables(self, positions: Tensor) -> Any:
-        """What ``transform`` has to know of these positions: ``b l a`` to one tensor or a tuple of them."""
-        return positions
-
-    def transform(self, x: Tensor, tables: Any) -> Tensor:
-        """M_i x_i of equation 7 for queries or keys ``b h l m``: a linear map of each token's features."""
-        return x
-
-    def rotation(self, device: torch.device) -> Rotation | None:
-        """``transform`` as rotations of neighbouring features, where it is one: see ``ops.permutation.Rotation``."""
-        return None
-
-    def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """A term for each query and key, ``b h l s``: added to the scores of softmax, as its exponential a factor of a kernel."""
-        raise NotImplementedError(f"{type(self).__name__} has no bias")
-
-    def log_decay(self) -> Tensor | None:
-        """log r of each head, ``h``: a key one token further away weighs r times as much."""
-        return None
+    two_sided: bool = False
+    """Whether the decay is r^|i-j|, for bidirectional attention."""
 
     num_heads: int | None = None
-    """Heads it was made for; ``None`` fits any. So with ``feature_size`` and ``axes``."""
+    """Heads the encoding was built for; ``None`` fits any. Likewise ``feature_size`` and ``axes``."""
     feature_size: int | None = None
     axes: int | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(_fill_buffers)
+
     @property
-    def reach(self) -> tuple[int, ...] | None:
-        """The longest distance, on each axis, that it tells apart from all shorter ones; ``None`` for any."""
+    def decay_axes(self) -> int:
+        """Axes whose order a two-sided decay counts in; 1 is the sequence order."""
+        return self.axes or 1 if self.two_sided else 1
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add positions to embeddings ``b l d``."""
+        return x
+
+    def tables(self, positions: Tensor) -> Any:
+        """Compute what ``transform`` needs for positions ``b l a``: a tensor or a tuple of tensors."""
+        return positions
+
+    def transform(self, x: Tensor, tables: Any) -> Tensor:
+        """Apply M_i of equation 7, a linear map of each token's features, to queries or keys ``b h l m``."""
+        return x
+
+    def rotation(self) -> Rotation | None:
+        """Return ``transform`` as rotations of contiguous features, if it is that: see ``ops.permutation.Rotation``."""
         return None
 
-    two_sided: bool = False
-    """Whether the decay runs both ways, r^|i-j|, as an encoder needs it."""
+    def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Return a term per query and key, ``b h l s``: added to the scores of softmax; in linear attention exp(bias) is a factor."""
+        raise NotImplementedError(f"{type(self).__name__} has no bias")
+
+    def log_decay(self) -> Tensor | None:
+        """Return log r of each head, ``h``: a key one token further away weighs r times as much."""
+        return None
+
+    @property
+    def reach(self) -> tuple[int, ...] | None:
+        """The longest distance, on each axis, that the encoding distinguishes from all shorter ones; ``None`` for any."""
+        return None
 
     def check(self, reach: Sequence[int]) -> None:
-        """Raise or warn where ``reach``, the longest distance on each axis between tokens that see each other, is too long to tell."""
+        """Raise or warn where ``reach``, the longest distance on each axis between tokens, exceeds what the encoding distinguishes."""
 
     def reset(self, copy: Copy = Tensor.copy_) -> None:
-        """Fill buffers and parameters as the constructor does, by ``copy(tensor, value)``.
+        """Fill buffers and parameters as the constructor does, by ``copy(tensor, value)``; values are computed on the CPU.
 
-        Values are computed on the CPU wherever the module is. A module made on the meta device has no values until it is
-        moved and this is called; whoever loads some of them passes a ``copy`` that leaves those alone.
+        A module built on the meta device has no values until it is moved and this is called. A loader passes a ``copy`` that skips the
+        tensors it loaded.
         """
 
     @property
     def hooks(self) -> frozenset[str]:
-        """The hooks this encoding uses: those its class overrides."""
+        """The hooks that this encoding overrides."""
         return frozenset(hook for hook in HOOKS if getattr(type(self), hook) is not getattr(PositionEncoding, hook))
 
 
-def _refill(encoding: PositionEncoding, incompatible_keys: object) -> None:
-    """After a state dict was loaded: fill the buffers that no state dict holds (a function of its own, so that layers can be pickled)."""
+def _fill_buffers(encoding: PositionEncoding, incompatible_keys: object) -> None:
+    """After ``load_state_dict``, fill the buffers that no state dict holds. (A function, so that layers can be pickled.)"""
     names = encoding._non_persistent_buffers_set
     device = next((x.device for x in (*encoding.buffers(), *encoding.parameters()) if not x.is_meta), torch.device("cpu"))
     for name in names:
         if getattr(encoding, name).is_meta:
             setattr(encoding, name, torch.empty_like(getattr(encoding, name), device=device))
     own = {id(getattr(encoding, name)) for name in names}
-    with torch.random.fork_rng(devices=[]):  # what is drawn for others is thrown away, and is not to show in what is drawn next
+    with torch.random.fork_rng(devices=[]):  # loading must not advance the generator
         encoding.reset(lambda tensor, value: tensor.copy_(value) if id(tensor) in own else None)
 
 
 class Compose(PositionEncoding):
     """Several encodings as one. ``Compose([permute, decay])`` is PermuteFormer; the paper's ablations are shorter lists.
 
-    At most one may transform, one bias, one decay: two of a kind would be applied one over the other unseen.
+    At most one may define ``transform``, one ``bias``, one ``log_decay``.
 
     >>> from permuteformer.positions.decay import Decay
     >>> from permuteformer.positions.permute import Permute
@@ -143,12 +147,24 @@ class Compose(PositionEncoding):
     def __init__(self, encodings: Iterable[PositionEncoding]) -> None:
         super().__init__()
         self.encodings = nn.ModuleList(encodings)
-        self._users = {hook: [n for n, encoding in enumerate(self._all()) if hook in encoding.hooks] for hook in HOOKS}
-        for hook, users in self._users.items():
-            if hook != "embed" and len(users) > 1:
-                names = " and ".join(type(self.encodings[n]).__name__ for n in users)
+        users = {hook: [e for e in self.encodings if hook in e.hooks] for hook in HOOKS}  # type: ignore[operator]
+        for hook, found in users.items():
+            if hook != "embed" and len(found) > 1:
+                names = " and ".join(type(encoding).__name__ for encoding in found)
                 raise ValueError(f"position encodings {names} both define {hook!r}: keep one of them")
-        self._hooks = frozenset(hook for hook, users in self._users.items() if users)
+        nothing = PositionEncoding()
+        self._hooks = frozenset(hook for hook, found in users.items() if found)
+        self._embedding: list[PositionEncoding] = users["embed"]  # type: ignore[assignment]
+        # In a tuple, so that they are not submodules twice.
+        self._by_hook = tuple(users[hook][0] if users[hook] else nothing for hook in ("transform", "bias", "log_decay"))
+
+    @property
+    def _transform(self) -> PositionEncoding:
+        return self._by_hook[0]  # type: ignore[return-value]
+
+    @property
+    def _decay(self) -> PositionEncoding:
+        return self._by_hook[2]  # type: ignore[return-value]
 
     @property
     def hooks(self) -> frozenset[str]:
@@ -156,54 +172,52 @@ class Compose(PositionEncoding):
 
     @property
     def keeps_sign(self) -> bool:  # type: ignore[override]
-        return all(encoding.keeps_sign for encoding in self._all())
+        return self._transform.keeps_sign
 
     @property
     def is_group(self) -> bool:  # type: ignore[override]
-        return all(encoding.is_group for encoding in self._of("transform"))
+        return "transform" not in self._hooks or self._transform.is_group
 
     @property
     def two_sided(self) -> bool:  # type: ignore[override]
-        return any(encoding.two_sided for encoding in self._of("log_decay"))
+        return self._decay.two_sided
+
+    @property
+    def decay_axes(self) -> int:
+        return self._decay.decay_axes
+
+    @property
+    def num_heads(self) -> int | None:  # type: ignore[override]
+        return self._transform.num_heads
+
+    @property
+    def feature_size(self) -> int | None:  # type: ignore[override]
+        return self._transform.feature_size
+
+    @property
+    def axes(self) -> int | None:  # type: ignore[override]
+        return self._transform.axes
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        for encoding in self._of("embed"):
+        for encoding in self._embedding:
             x = encoding.embed(x, positions)
         return x
 
     def tables(self, positions: Tensor) -> Any:
-        for encoding in self._of("transform"):
-            return encoding.tables(positions)
-        return super().tables(positions)
+        return self._transform.tables(positions)
 
     def transform(self, x: Tensor, tables: Any) -> Tensor:
-        for encoding in self._of("transform"):
-            x = encoding.transform(x, tables)
-        return x
+        return self._transform.transform(x, tables)
 
-    def rotation(self, device: torch.device) -> Rotation | None:
-        for encoding in self._of("transform"):
-            return encoding.rotation(device)
-        return None
+    def rotation(self) -> Rotation | None:
+        return self._transform.rotation()
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        for encoding in self._of("bias"):
-            return encoding.bias(query_positions, key_positions)
-        return super().bias(query_positions, key_positions)
+        return self._by_hook[1].bias(query_positions, key_positions)  # type: ignore[operator,no-any-return]
 
     def log_decay(self) -> Tensor | None:
-        for encoding in self._of("log_decay"):
-            return encoding.log_decay()
-        return None
+        return self._decay.log_decay()
 
     def check(self, reach: Sequence[int]) -> None:
-        for encoding in self._all():
-            encoding.check(reach)
-
-    def _all(self) -> list[PositionEncoding]:
-        return list(self.encodings)  # type: ignore[arg-type]
-
-    def _of(self, hook: str) -> list[PositionEncoding]:
-        """The encodings that define ``hook``: one or none, but for ``embed``."""
-        encodings = self._all()
-        return [encodings[n] for n in self._users[hook]]
+        for encoding in self.encodings:
+            encoding.check(reach)  # type: ignore[operator]

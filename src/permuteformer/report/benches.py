@@ -30,6 +30,7 @@ TITLES = {
     "hf-longformer": "HF Longformer",
     "hf-bigbird": "HF BigBird",
     "hf-modernbert": "HF ModernBERT",
+    "hf-gpt2": "HF GPT-2",
 }
 """Names of rows for people."""
 

@@ -39,6 +39,7 @@ _STYLES: dict[str, tuple[str, Any, str]] = {
     "performer": (VERMILION, "-", "^"),
     "roformer": (PURPLE, "-", "P"),
     "permuteformer": (BLUE, "-", "D"),
+    "permuteformer-decay": (GREEN, "-", "d"),
     "permuteformer-1d": (SKY, "-.", "X"),
     "permuteformer-orthogonal": (GREEN, ":", "*"),
     "performer-t5": (VERMILION, "--", "p"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from permuteformer.report.figure import INK, Figure, draw, legend, legend_height, log_ticks, style
@@ -51,23 +51,40 @@ def figures_of_looks(groups: Sequence[Group], left_out: list[str]) -> list[Figur
     return figures
 
 
-LIKENESS = "likeness to itself"
+def similarity_figure(title: str, distances: Sequence[int], panels: Mapping[str, Any], heads: Sequence[str]) -> Figure:
+    """Draw the similarity of a token to itself at other distances.
 
-
-def likeness_figure(title: str, distances: Sequence[int], layers: Any, names: Sequence[str], reach: str) -> Figure:
-    """How much a token is like itself at other distances, by layer and head: numbers of ``layers`` are layer, head and distance, or layer,
-    head, row and column. ``names`` are of the panels, one a layer; ``reach`` says how far distances are told apart."""
+    Args:
+        title: the title.
+        distances: the distances, in tokens or in pixels.
+        panels: by title, numbers by head and distance, or by row and column.
+        heads: names of the heads, for the legend; empty for maps by row and column.
+    """
     import numpy as np
+    from matplotlib import colormaps
 
-    values: Array = np.asarray(layers, dtype=np.float64)
-    if values.ndim == 4:
-        caption = f"How much a token is like itself so many rows and columns away, mean over heads. {reach}"
+    values: Array = np.asarray(list(panels.values()), dtype=np.float64)
+    names = list(panels)
+    if not heads:
+        caption = "Similarity of two pixels by the rows and columns between them."
         low, high = distances[0] - 0.5, distances[-1] + 0.5
         labels = ("columns between (pixels)", "rows between (pixels)")
-        return _heat_figure("likeness", title, caption, values.mean(axis=1), labels, (low, high, high, low), bar=LIKENESS, names=names)
-    caption = f"How much a token is like itself so many tokens away: features back in their place, times r to the distance. {reach}"
-    labels = ("distance i − j (tokens)", LIKENESS)
-    return _heads_figure("likeness", title, caption, _array(distances, 1), values, labels, names)
+        return _heat_figure("similarity", title, caption, values, labels, (low, high, high, low), bar="similarity", names=names)
+    colors = colormaps["viridis"](np.linspace(0, 0.9, len(heads)))
+
+    def paint_panel(axes: Axes, panel: int) -> None:
+        for line, color, name in zip(values[panel], colors, heads, strict=True):
+            axes.plot(distances, line, color=color, linewidth=1.2, label=name)
+        axes.set_ylim(0, 1.05)
+        axes.set_xlabel("distance i − j (tokens)")  # the figure's own label would be under the legend
+
+    def finish(canvas: Canvas, every: Sequence[Axes]) -> None:
+        legend(canvas, every[0])
+
+    caption = "Similarity of a token to itself by distance: the share of features back in place, times the decay."
+    labels = ("", "score relative to distance 0")
+    height = 2.2 + legend_height(list(heads))
+    return _panels("similarity", title, caption, len(names), paint_panel, labels, panel_height=height, finish=finish, names=names)
 
 
 def _look(group: Group) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from permuteformer.bench.items import random_items
 from permuteformer.experiments import Experiment, Measurement
 from permuteformer.experiments.lra import ITEMS
 from permuteformer.models import PermuteFormerConfig
-from permuteformer.models.summary import Summary, summarize
+from permuteformer.models.inspection import Summary, summarize
 from permuteformer.reproduce.jobs import Job
 from permuteformer.tasks import NotReady
 from permuteformer.train.build import Shape, build_config, build_task

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import platform
 import re
 import resource
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 import permuteformer
-from permuteformer.ops.backend import in_use
+from permuteformer.ops.linear import backend_in_use
 
 PACKAGES = ("torch", "transformers", "accelerate", "pyarrow", "safetensors", "numpy")
 
@@ -36,10 +38,28 @@ def environment(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_bytes": memory_bytes(),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "linear_attention": in_use(device),
+        "linear_attention": backend_in_use(device),
         "processes": processes,
+        **revision(),
         "versions": {"permuteformer": permuteformer.__version__, **{name: version(name) for name in PACKAGES}},
     }
+
+
+@functools.cache
+def revision() -> dict[str, Any]:
+    """The commit of the code that runs, and whether tracked files (other than results) differ from it; ``None`` outside a git checkout."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        folder = Path(permuteformer.__file__).parent
+        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # fails where the checkout is of a project that installed this package
+        commit = git("rev-parse", "HEAD").stdout.strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/results").stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {"revision": None, "clean": None}
+    return {"revision": commit, "clean": not changed}
 
 
 def memory_bytes() -> int:

@@ -56,8 +56,8 @@ def generate(
     if not trained.model.model.has_state:
         name = trained.model.config.attention["name"]
         raise ValueError(f"attention {name!r} has no state to go on from, token by token: take a model of linear or softmax attention")
-    _check_whole(1, tokens=tokens)
-    _check_whole(0, seed=seed)
+    _check_integer(1, tokens=tokens)
+    _check_integer(0, seed=seed)
     given = text.begin(prompt)
     _check_positions(trained, len(given), tokens)
     return Generation(trained, text, given, tokens, _Choice(temperature, top_k, top_p, seed), stop)
@@ -243,7 +243,7 @@ class _Choice:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature must be 0 or a number above it; it is {self.temperature!r}")
         if self.top_k is not None:
-            _check_whole(1, top_k=self.top_k)
+            _check_integer(1, top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1; it is {self.top_p!r}")
         self._random = torch.Generator().manual_seed(self.seed)
@@ -282,7 +282,7 @@ def _check_positions(trained: Trained, given: int, tokens: int) -> None:
             )
 
 
-def _check_whole(least: int, **numbers: int) -> None:
+def _check_integer(least: int, **numbers: int) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
             raise ValueError(f"{name} must be a whole number from {least} on; it is {value!r}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from permuteformer.attention import MultiHeadAttention
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
+from permuteformer.ops.call import Tokens
 from permuteformer.ops.checks import without_autocast
 from permuteformer.tasks import Batch, Task
 from permuteformer.tasks.base import Classification
@@ -67,7 +68,10 @@ def look(model: PermuteFormerPreTrainedModel, task: Task, batch: Batch) -> dict[
     looks: dict[str, Any] = {"format": 1, "kind": task.kind, "length": max(lengths), "items": len(batch), "reason": None}
     try:
         with _unchanged(model), _watching(model.base_model, found, batch, line, plane):
-            model.base_model(**inputs(batch, model.config, "lm" if task.kind == "lm" else "classify"), use_cache=False)
+            given = inputs(batch, model.config, "lm" if task.kind == "lm" else "classify")
+            pooler = getattr(model, "pooler", None)  # which marks global tokens
+            marks = {} if pooler is None else pooler.arguments(given["input_ids"], given.get("attention_mask"), all_tokens=True)
+            model.base_model(**given, **marks, use_cache=False)
     except NoWeights as error:
         return {**looks, "reason": f"layer {len(found)}: {error}", "kernel": None, "kernel_2d": None, "maps": None}
     return {
@@ -92,10 +96,17 @@ def look(model: PermuteFormerPreTrainedModel, task: Task, batch: Batch) -> dict[
 
 
 @torch.no_grad()
-def attention_weights(layer: MultiHeadAttention, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-    """How much of value j is in what query i gets, ``b h l l``; zero for hidden tokens. Arguments as of the layer.
+def attention_weights(
+    layer: MultiHeadAttention,
+    x: Tensor,
+    *,
+    positions: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    global_mask: Tensor | None = None,
+) -> Tensor:
+    """Return the weight of value j in the output of query i, ``b h l l``; zero for masked tokens. Arguments as of the layer.
 
-    Mixing is linear in the values, so the weights are what it makes of the identity. That is checked on the layer's own values:
+    Attention is linear in its values, so the weights are its output for the identity as values. That is checked on the layer's own values;
     ``NoWeights`` is raised where it does not hold.
 
     >>> from permuteformer import build
@@ -104,15 +115,22 @@ def attention_weights(layer: MultiHeadAttention, x: Tensor, *, positions: Tensor
     True
     """
     attention, length = layer.attention, x.shape[1]
-    call: dict[str, Any] = {"positions": positions, "key_mask": key_mask, "segments": None, "state": None}
+    tokens = Tokens.build(
+        *(x.shape[0], length, x.device),
+        positions=positions,
+        mask=key_mask,
+        global_mask=global_mask,
+        ordered=attention.position.decay_axes > 1,
+    )
     shown = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
     queries, keys = shown[:, None, :, None], shown[:, None, None, :]
     with without_autocast(x.device):
-        q, k, v = (_wide(layer.heads(part)) for part in layer.project(x))
+        projections = (layer.query, layer.query if layer.key is None else layer.key, layer.value)
+        q, k, v = (_wide(layer.heads(projection(x))) for projection in projections)
         identity = torch.eye(length, dtype=v.dtype, device=v.device).expand(*q.shape[:2], -1, -1)
-        out = attention.mix(q, k, v, **call)[0].masked_fill(~queries, 0)
+        out = attention.mix(q, k, v, tokens, None)[0].masked_fill(~queries, 0)
         try:
-            weights = attention.mix(q, k, identity, **call)[0].masked_fill(~(queries & keys), 0)
+            weights = attention.mix(q, k, identity, tokens, None)[0].masked_fill(~(queries & keys), 0)
         except (RuntimeError, TypeError, ValueError) as error:
             raise NoWeights(f"attention {attention.name!r} does not mix values of size {length}: {error}") from error
         if not (weights.isfinite().all() and out.isfinite().all()):
@@ -203,7 +221,7 @@ def _watching(backbone: nn.Module, found: list[_Seen], batch: Batch, line: _Pair
 
     def watch(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         assert isinstance(layer, MultiHeadAttention)
-        found.append(_see(layer, arguments[0], options["positions"], batch.key_mask, line, plane))
+        found.append(_see(layer, arguments[0], options["tokens"], batch.key_mask, line, plane))
 
     layers = [module for module in backbone.modules() if isinstance(module, MultiHeadAttention)]
     hooks = [layer.register_forward_pre_hook(watch, with_kwargs=True) for layer in layers]
@@ -214,14 +232,16 @@ def _watching(backbone: nn.Module, found: list[_Seen], batch: Batch, line: _Pair
             hook.remove()
 
 
-def _see(layer: MultiHeadAttention, x: Tensor, positions: Tensor | None, key_mask: Tensor, line: _Pairs, plane: _Pairs | None) -> _Seen:
+def _see(layer: MultiHeadAttention, x: Tensor, tokens: Tokens, key_mask: Tensor, line: _Pairs, plane: _Pairs | None) -> _Seen:
     """Items one after another: weights of a whole batch of images would fill the memory."""
     lines, planes, normalised = [], [], True
     shown = torch.empty(0)
     for row, real in enumerate(key_mask):
         item = slice(row, row + 1)
-        at = None if positions is None else positions.expand(len(x), -1, -1)[item]
-        weights = attention_weights(layer, x[item], positions=at, key_mask=None if real.all() else key_mask[item])[0]
+        at = None if tokens.positions is None else tokens.positions.expand(len(x), -1, -1)[item]
+        marked = None if tokens.global_mask is None else tokens.global_mask[item]
+        mask = None if real.all() else key_mask[item]
+        weights = attention_weights(layer, x[item], positions=at, key_mask=mask, global_mask=marked)[0]
         weights = weights[:, real][:, :, real].cpu()  # h n n
         if row == 0:
             shown = weights[:, :MAP_LENGTH, :MAP_LENGTH].mean(0)

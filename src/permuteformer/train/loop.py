@@ -18,7 +18,7 @@ from permuteformer.experiments.base import Experiment
 from permuteformer.experiments.layout import CHECKPOINTS, ENVIRONMENT, RESULT
 from permuteformer.folders import read_json
 from permuteformer.models import PermuteFormerConfig
-from permuteformer.models.parallel import spread
+from permuteformer.models.parallel import set_sequence_group
 from permuteformer.tasks import SPLITS, Task
 from permuteformer.train import checkpoint
 from permuteformer.train.build import build_config, build_model, build_task
@@ -95,7 +95,7 @@ def _check(experiment: Experiment, task: Task, config: PermuteFormerConfig, how:
     """Raise where something does not fit, or will be lacking at the end, before there is a folder."""
     if how.sequence_parallel > 1:
         with torch.device("meta"):
-            config.build_layer(0).attention.check_spread()
+            config.build_layer(0).attention.check_sequence_parallel()
     if task.kind != "lm" and len(task.labels) < 2:
         raise ValueError(f"{task.name} has one label, {''.join(map(repr, task.labels))}: training needs two or more to tell apart")
     for split in SPLITS:
@@ -128,7 +128,7 @@ class Trainer:
         seed_all(experiment.seed)
         model = build_model(config, task.kind)
         self.place = find_place(accelerator, how.sequence_parallel)
-        spread(model, self.place.sequence)
+        set_sequence_group(model, self.place.sequence)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.updater = Updater(model, task.kind, experiment, accelerator, how.shard)
         seed_all(experiment.seed + 1_000_003 * accelerator.process_index)  # dropout differs between processes

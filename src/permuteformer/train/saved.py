@@ -16,7 +16,7 @@ from permuteformer.experiments.base import Experiment
 from permuteformer.experiments.layout import EXPERIMENT, FORMAT, RESULT
 from permuteformer.folders import content_of, json_of, read_json
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
-from permuteformer.models.loading import quietly
+from permuteformer.models.loading import silence_transformers
 from permuteformer.registry import unknown
 from permuteformer.tasks import SPLITS, Task
 from permuteformer.tasks.base import Classification
@@ -270,7 +270,7 @@ def _model_of_run(folder: Path, kind: str) -> PermuteFormerPreTrainedModel:
 
 def _model(path: Path, kind: str) -> PermuteFormerPreTrainedModel:
     try:
-        with quietly():
+        with silence_transformers():
             model, info = HEADS[kind].from_pretrained(path, local_files_only=True, output_loading_info=True)
     except OSError as error:
         raise ValueError(str(error)) from None

@@ -17,7 +17,7 @@ from accelerate.utils import DistributedDataParallelKwargs, LoggerType, ProjectC
 
 from permuteformer.experiments.base import Experiment
 from permuteformer.folders import write_whole
-from permuteformer.ops.checks import check_whole
+from permuteformer.ops.checks import check_integer
 from permuteformer.registry import unknown
 
 PACKAGES = {"comet_ml": "comet-ml"}
@@ -76,7 +76,7 @@ def advice(precision: str, device: torch.device) -> str:
 def _check_processes(processes: int, shard: bool, sequence_parallel: int) -> None:
     if shard and processes < 2:
         raise ValueError("--shard shares out a model over processes, and this is one: torchrun --nproc-per-node 2 -m permuteformer train …")
-    check_whole(sequence_parallel=sequence_parallel)
+    check_integer(sequence_parallel=sequence_parallel)
     if processes % sequence_parallel:
         there = "this is one" if processes == 1 else f"these are {processes}"
         raise ValueError(

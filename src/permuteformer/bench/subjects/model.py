@@ -7,7 +7,7 @@ from typing import Any
 from permuteformer.bench.items import prepare
 from permuteformer.bench.steps import subject_of
 from permuteformer.bench.subjects import Subject
-from permuteformer.models.summary import summarize
+from permuteformer.models.inspection import summarize
 from permuteformer.train.build import build_model
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ def make(
     features: int = 64,
     values: int = 64,
     causal: bool = False,
+    two_sided: bool = False,
     gradients: bool = False,
     dtype: str = "float32",
 ) -> Subject:
@@ -40,8 +42,8 @@ def make(
     ``"permuteformer-torch"`` is ours without the CPU kernel, ``"formula"`` the paper's equation 11 in eager PyTorch (and equation 2, for
     ``"formula-performer"``), ``"sdpa"`` the softmax attention of PyTorch on heads of the size of values.
 
-    Causal linear attention has a decay; that of the formula would overflow, so it has no causal form here. On a GPU products of float32
-    may be rounded to TF32.
+    Causal linear attention has a decay, as has bidirectional one with ``two_sided``; that of the formula would overflow, so it has no
+    causal form here. On a GPU products of float32 may be rounded to TF32.
     """
     if method not in METHODS:
         raise ValueError(unknown("method", method, METHODS))
@@ -56,14 +58,14 @@ def make(
     q, k, v = (
         torch.randn(batch, length, heads, size, device=device, dtype=precision).transpose(1, 2).requires_grad_(gradients) for size in sizes
     )
-    call = _call(method, causal, q, k, v)
+    call = _call(method, causal, two_sided, q, k, v)
     pairs = length * (length + 1) / 2 if causal else length**2
-    forward = 4 * batch * heads * values * (pairs if method == "sdpa" else length * features)
+    forward = 4 * batch * heads * values * (pairs if method == "sdpa" else length * features * (2 if two_sided else 1))
     kind = "training" if gradients else "inference"
     return Subject(partial(_with_gradients, call, (q, k, v)) if gradients else _without_gradients(call), flops=work(kind, forward))
 
 
-def _call(method: str, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+def _call(method: str, causal: bool, two_sided: bool, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
     heads, length, features = q.shape[1:]
     if method == "sdpa":
         return partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
@@ -73,11 +75,12 @@ def _call(method: str, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Callabl
         index = Permute(heads, features).tables(torch.arange(length).view(1, -1, 1)).to(q.device) if method == "formula" else None
         return partial(eager_attention, q, k, v, index)
     transform = None if method == "performer" else Permute(heads, features).to(q.device)
-    log_decay = Decay(heads).to(q.device).log_decay() if causal else None
+    log_decay = Decay(heads, two_sided=two_sided).to(q.device).log_decay() if causal or two_sided else None
+    options: dict[str, Any] = {"causal": causal, "two_sided": two_sided, "log_decay": log_decay}
     backend = "torch" if method.endswith("torch") else None
 
     def call() -> Tensor:
-        return linear_attention(q, k, v, feature_map=relu_eps, transform=transform, causal=causal, log_decay=log_decay, backend=backend)[0]
+        return linear_attention(q, k, v, feature_map=relu_eps, transform=transform, backend=backend, **options)[0]
 
     return call
 

@@ -1,67 +1,153 @@
-"""The CPU kernel in C++: found, loaded at its first use, and called with one array of numbers. No torch here.
+"""The CPU kernel in C++: loaded by ctypes at its first use, called with one struct. No torch here.
 
-It is built when the package is installed (``hatch_build.py``). Where there was no compiler, or it does not load, ``load`` says why and
-linear attention goes on in PyTorch.
+It is built when the package is installed (``hatch_build.py``). Without a compiler, or where it does not load, ``load`` returns the reason
+and linear attention runs in PyTorch. The classes below are the structs of ``call.h``, field by field.
 """
 
 from __future__ import annotations
 
 import ctypes
-from array import array
 from pathlib import Path
+from typing import Any
 
 FILE = Path(__file__).with_name("_kernel.so")
 
-TENSOR = 4
-"""Numbers that describe a tensor: where it is, and strides of batch, head and token."""
+TOTAL, CAUSAL, TWO_SIDED = 0, 1, 2
+"""``Call.mode``."""
 
-SIZES = ("batch", "heads", "length", "queries", "features", "values", "map", "normalize", "threads")
-TENSORS = ("q", "k", "v", "out")
-PLACES = (
-    *("kv", "z", "cycles", "of_head", "start", "positions", "positions_batch", "positions_token"),
-    *("query_positions", "query_positions_batch", "query_positions_token"),
-    *("shown", "shown_batch", "log_decay", "kept"),
-)
-GRADIENTS = ("d_out", "d_q", "d_k", "d_v")
-LAST = ("d_kv", "d_z", "d_log_decay")
-WORK = {
-    **dict.fromkeys(("total", "total_back", "scan", "scan_back"), "call"),
-    "dropout": "drop",
-    **dict.fromkeys(("feed", "feed_back"), "feed"),
-    **dict.fromkeys(("attend", "attend_back"), "attend"),
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+def _integers(names: str) -> list[tuple[str, Any]]:
+    return _fields(ctypes.c_int64, names)
+
+
+def _pointers(names: str) -> list[tuple[str, Any]]:
+    return _fields(ctypes.c_void_p, names)
+
+
+class Tensor4(ctypes.Structure):
+    """Data and strides of a tensor ``b h l d``."""
+
+    _fields_ = [*_pointers("data"), *_integers("batch head token")]
+
+
+class Positions(ctypes.Structure):
+    """Data and strides of positions ``b l a``."""
+
+    _fields_ = [*_pointers("data"), *_integers("batch token")]
+
+
+class Call(ctypes.Structure):
+    """One call of linear attention."""
+
+    _fields_ = [
+        *_integers("batch heads length queries features values feature_map normalize mode reverse threads"),
+        *_fields(Tensor4, "q k v out"),
+        *_pointers("kv_in z_in after_kv after_z kv z cycles of_head start"),
+        *_fields(Positions, "positions query_positions"),
+        *_pointers("mask global_mask segments state_segment after_segment orders"),
+        *_integers("axes"),
+        *_pointers("log_decay totals"),
+        *_fields(Tensor4, "d_out"),
+        *_pointers("d_kv d_z"),
+        *_fields(Tensor4, "d_q d_k d_v"),
+        *_pointers("d_kv_in d_z_in d_after_kv d_after_z d_log_decay"),
+    ]
+
+
+class Chance(ctypes.Structure):
+    """Dropout."""
+
+    _fields_ = _integers("seed dropped")
+
+
+class Drop(ctypes.Structure):
+    """Dropout of rows."""
+
+    _fields_ = [*_pointers("x y"), *_integers("rows width"), ("chance", Chance), *_integers("threads")]
+
+
+class Norm(ctypes.Structure):
+    """A layer norm."""
+
+    _fields_ = [*_pointers("weight bias"), ("epsilon", ctypes.c_double)]
+
+
+class Linear(ctypes.Structure):
+    """A linear map."""
+
+    _fields_ = _pointers("weight bias")
+
+
+class Project(ctypes.Structure):
+    """A linear map of a few rows."""
+
+    _fields_ = [*_pointers("x y"), ("linear", Linear), *_integers("rows in out threads")]
+
+
+class Feed(ctypes.Structure):
+    """The feed-forward half of a block."""
+
+    _fields_ = [
+        *_integers("rows width hidden activation threads"),
+        *_pointers("x y"),
+        ("norm", Norm),
+        *_fields(Linear, "expand contract"),
+        ("chance", Chance),
+        *_pointers("d_y d_x d_weights"),
+    ]
+
+
+class Attend(ctypes.Structure):
+    """The attention half of a block."""
+
+    _fields_ = [
+        ("call", Call),
+        *_integers("width"),
+        *_pointers("x queries y mixed"),
+        ("norm", Norm),
+        *_fields(Linear, "query key value output"),
+        ("chance", Chance),
+        *_pointers("d_y d_x d_queries d_reading d_keys"),
+    ]
+
+
+FUNCTIONS: dict[str, type[ctypes.Structure]] = {
+    "attention": Call,
+    "attention_back": Call,
+    "dropout": Drop,
+    "project": Project,
+    "feed_forward": Feed,
+    "feed_forward_back": Feed,
+    "attention_block": Attend,
+    "attention_block_back": Attend,
 }
-"""What it can be asked for, and the struct in ``call.h`` that says of what."""
-CALL = len(SIZES) + TENSOR * len(TENSORS) + len(PLACES) + TENSOR * len(GRADIENTS) + len(LAST)
-FIELDS = {"call": CALL, "drop": 7, "feed": 19, "attend": CALL + 23}
-"""Of each struct, 8 bytes a field."""
+"""The functions of the kernel, and the struct that each takes."""
 
 
 class Kernel:
-    """The library in memory."""
+    """The loaded library. ``functions`` run while other Python threads continue, and raise ``MemoryError``."""
 
     def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        if not all(hasattr(self._library, name) for name in (*WORK, *(f"{struct}_size" for struct in FIELDS))):
-            raise OSError(f"{path.name} is of another version of the package: install it again")
-        for name in ("block", "group", *(f"{struct}_size" for struct in FIELDS)):
-            getattr(self._library, name).restype = ctypes.c_int64
-        for name in ("instruction_set", "in_use"):
-            getattr(self._library, name).restype = ctypes.c_char_p
-        self._library.instruction_set.argtypes = [ctypes.c_int64]
-        if any(getattr(self._library, f"{struct}_size")() != 8 * count for struct, count in FIELDS.items()):
-            raise OSError(f"{path.name} is of another version of the package: install it again")
-        self.block, self.group = self._library.block(), self._library.group()
-
-    def __call__(self, name: str, fields: list[int]) -> None:
-        """Do what ``name`` says with a call's fields. Other Python threads go on meanwhile."""
-        call = array("q", fields)
-        assert len(call) == FIELDS[WORK[name]], name
-        if not getattr(self._library, name)(ctypes.c_void_p(call.buffer_info()[0])):
-            raise MemoryError("not enough memory for the buffers of linear attention")
+        library = ctypes.CDLL(str(path))
+        sizes = {"call_size": Call, "drop_size": Drop, "project_size": Project, "feed_size": Feed, "attend_size": Attend}
+        is_ours = all(hasattr(library, name) for name in (*FUNCTIONS, *sizes))
+        if not is_ours or any(getattr(library, name)() != ctypes.sizeof(struct) for name, struct in sizes.items()):
+            raise OSError(f"{path.name} was built from another version of the package: install the package again")
+        self.functions: dict[str, Any] = {name: getattr(library, name) for name in FUNCTIONS}
+        for name, struct in FUNCTIONS.items():
+            self.functions[name].argtypes = [ctypes.POINTER(struct)]
+            self.functions[name].errcheck = _check_memory
+        library.instruction_set.restype = library.in_use.restype = ctypes.c_char_p
+        library.instruction_set.argtypes = [ctypes.c_int64]
+        self._library = library
 
     @property
     def instruction_sets(self) -> list[str]:
-        """What this processor has of what was compiled, the best first."""
+        """The compiled instruction sets that this processor has, the best first."""
         names: list[str] = []
         while (name := self._library.instruction_set(len(names))) is not None:
             names.append(name.decode())
@@ -69,42 +155,44 @@ class Kernel:
 
     @property
     def instruction_set(self) -> str:
-        """What is in use."""
+        """The instruction set in use."""
         return str(self._library.in_use().decode())
 
     def use(self, name: str) -> None:
-        """Use another instruction set from now on: for tests and measurements."""
+        """Use another instruction set from now on: for tests and benchmarks."""
         if not self._library.use(name.encode()):
-            raise ValueError(f"instruction set must be one of {', '.join(self.instruction_sets)}; it is {name!r}")
+            raise ValueError(f"instruction set must be one of {', '.join(self.instruction_sets)}, got {name!r}")
 
 
-_found: Kernel | str | None = None
+def _check_memory(succeeded: int, function: object, arguments: object) -> None:
+    if not succeeded:
+        raise MemoryError("not enough memory for the buffers of the CPU kernel")
+
+
+_loaded: Kernel | str | None = None
 
 
 def load() -> Kernel | str:
-    """The kernel, or why there is none. Torch is to be imported before, so that both have one pool of threads.
-
-    It is looked for once.
-    """
-    global _found
-    if _found is None:
-        _found = _look()
-    return _found
+    """Return the kernel, or why there is none; looked for once. Import torch first: both then share one pool of threads."""
+    global _loaded
+    if _loaded is None:
+        _loaded = _find()
+    return _loaded
 
 
-# torch.compile cannot trace this, and runs it: what ``torch.compiler.assume_constant_result`` does, without importing all of the compiler.
+# torch.compile cannot trace this: it calls it while tracing, as with ``torch.compiler.assume_constant_result``.
 load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forget() -> None:
-    """Look for the kernel anew at the next call: for tests."""
-    global _found
-    _found = None
+    """Look for the kernel again at the next call: for tests."""
+    global _loaded
+    _loaded = None
 
 
-def _look() -> Kernel | str:
+def _find() -> Kernel | str:
     if not FILE.is_file():
-        return "it was not built: install the package again where there is a C++ compiler"
+        return "it was not built: install the package again with a C++ compiler"
     try:
         return Kernel(FILE)
     except OSError as error:

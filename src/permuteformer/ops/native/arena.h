@@ -1,4 +1,4 @@
-// Memory that a thread keeps.
+// Scratch memory that each thread keeps for its next task.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,6 @@
 
 namespace ISA {
 
-// Memory for the buffers of one piece of work, kept by its thread for the next one: it is asked of the system once.
 class Arena {
     struct Free {
         void operator()(char *p) const { ::operator delete(p, std::align_val_t(64)); }
@@ -27,14 +26,13 @@ class Arena {
     }
     char *bytes(size_t count) {
 #if defined(__SANITIZE_ADDRESS__)
-        const bool fits = false;  // each by itself, so that what is read or written beside it is seen
+        const bool fits = false;  // a chunk each, so that the sanitizer sees accesses beyond it
 #else
         const bool fits = kept.used + count <= kept.size;
 #endif
         if (!fits) {
-            Chunk chunk(static_cast<char *>(::operator new(count, std::align_val_t(64))));
-            kept.chunks.push_back(std::move(chunk));
-            kept.size = count;  // now that it is there
+            kept.chunks.push_back(Chunk(static_cast<char *>(::operator new(count, std::align_val_t(64)))));
+            kept.size = count;
             kept.used = 0;
             kept.all += count;
         }
@@ -45,25 +43,23 @@ class Arena {
 
   public:
     Arena() : kept(of_thread()) {}
-    // What was asked for in several chunks will be one, as much again.
+    Arena(const Arena &) = delete;
+    Arena &operator=(const Arena &) = delete;
+    // Replaces several chunks by one of their size.
     ~Arena() {
         const size_t all = kept.chunks.size() > 1 ? kept.all : 0;
         if (all) {
             kept.chunks.clear();
             kept.size = kept.all = 0;
-        }
-        kept.used = 0;
-        if (!all) return;
-        try {
-            bytes(all);
-        } catch (const std::bad_alloc &) {  // the next one asks again
+            try {
+                bytes(all);
+            } catch (const std::bad_alloc &) {  // the next task asks again
+            }
         }
         kept.used = 0;
     }
-    Arena(const Arena &) = delete;
-    Arena &operator=(const Arena &) = delete;
 
-    // Numbers that may be anything.
+    // Uninitialised, aligned to 64 bytes.
     template <typename T>
     T *take(size_t count) {
         return reinterpret_cast<T *>(bytes((count * sizeof(T) + 63) / 64 * 64));

@@ -1,10 +1,12 @@
-// One call of the kernel: tensors as they lie in memory, and what is to be done with them. The same for all instruction sets.
+// The structs that Python passes to the kernel: the same for all instruction sets. native/__init__.py has the same fields in the same order.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// Rows of tokens, token numbers apart.
+constexpr int64_t BLOCK = 64;  // tokens whose features exist at a time, at most
+
+// Rows of floats, one per token, `token` floats apart.
 struct Rows {
     float *x;
     int64_t token;
@@ -12,7 +14,7 @@ struct Rows {
     float *at(int64_t t) const { return x + t * token; }
 };
 
-// Numbers b h l and then side by side; strides are in numbers. Null data: there is no such tensor.
+// A tensor b h l d whose last dimension is contiguous; strides count floats. Null data: no such tensor.
 struct Tensor4 {
     float *data;
     int64_t batch, head, token;
@@ -20,44 +22,57 @@ struct Tensor4 {
     Rows rows(int64_t b, int64_t h) const { return {data + b * batch + h * head, token}; }
 };
 
-// Whole numbers b l and then a, side by side; null data: there are none.
+// Positions b l a with contiguous axes; null data: counted.
 struct Positions {
     const int64_t *data;
     int64_t batch, token;
 };
 
-// Features begin … begin + length - 1 of a head, which the positions' number of this axis turns.
+// Features begin … begin + length - 1 of a head form a cycle, which positions on `axis` rotate.
 struct Cycle {
     int32_t begin, length, axis;
 };
 
-// Every field has 8 bytes: Python writes them as one array, in the order of FIELDS in native/__init__.py.
-struct Call {
-    int64_t batch, heads, length, queries, features, values, map, normalize, threads;
-    Tensor4 q, k, v, out;
-    float *kv, *z;           // b h m d and b h m: the carry, before and then after
-    const Cycle *cycles;     // of all heads
-    const int32_t *of_head;  // h + 1: where a head's cycles begin; or null without a permutation
-    const int64_t *start;    // b: the position of the first token that is shown, where positions are counted; or null for 0
-    Positions positions;     // none: counted from start
-    Positions query_positions;  // of queries that are of other tokens than the keys, all of them shown; none: of the same
-    const uint8_t *shown;       // b l, or null for all
-    int64_t shown_batch;
-    const float *log_decay;  // h, or null
-    float *kept;             // causal, for the backward pass: carries between groups of blocks, b h groups m (d + 1); or null
+enum Mode : int64_t { TOTAL = 0, CAUSAL = 1, TWO_SIDED = 2 };
 
-    // Backward
-    Tensor4 d_out, d_q, d_k, d_v;
-    float *d_kv, *d_z;    // of the carry after, and then of that before
+// One call of linear attention. Tensors without strides are contiguous; any may be null where the comment says so.
+struct Call {
+    int64_t batch, heads, length, queries, features, values, feature_map, normalize, mode, reverse, threads;
+    Tensor4 q, k, v, out;
+    const float *kv_in, *z_in;        // b h m d and b h m: the state before the first token; or null
+    const float *after_kv, *after_z;  // the state of tokens after the last; or null
+    float *kv, *z;                    // the state after the last token (TWO_SIDED reverse: before the first)
+    const Cycle *cycles;              // of all heads
+    const int32_t *of_head;           // h + 1: where the cycles of each head begin; or null without a permutation
+    const int64_t *start;             // b: the position of the first real token, where positions are counted; or null for 0
+    Positions positions;
+    Positions query_positions;    // of queries that are not the tokens of the keys; they are not masked
+    const uint8_t *mask;          // b l, or null: all real
+    const uint8_t *global_mask;   // b l, or null
+    const int64_t *segments;      // b l, or null
+    const int64_t *state_segment;  // b: the segment of the state before; or null
+    const int64_t *after_segment;  // b: the segment of the state after; or null
+    const int64_t *orders;         // axes b l: the tokens in the order of each axis; or null
+    int64_t axes;                  // of orders
+    const double *log_decay;       // h, or null
+    float *totals;                 // b h l: sums of weights, for the backward pass; null for TOTAL
+
+    // Backward: gradients of the results, then of the inputs.
+    Tensor4 d_out;
+    const float *d_kv, *d_z;
+    Tensor4 d_q, d_k, d_v;
+    float *d_kv_in, *d_z_in, *d_after_kv, *d_after_z;
     double *d_log_decay;  // b h, or null
+
+    const int64_t *order(int64_t b, int64_t h) const { return orders ? orders + (h % axes * batch + b) * length : nullptr; }
 };
 
-// Which numbers are dropped: so many of 2^32, by a seed.
+// Dropout: `dropped` of 2^32 hash values drop a number.
 struct Chance {
     int64_t seed, dropped;
 };
 
-// Dropout of rows that lie side by side, of which each has its own noise. 8 bytes a field too.
+// Dropout of contiguous rows.
 struct Drop {
     const float *x;
     float *y;
@@ -66,16 +81,25 @@ struct Drop {
     int64_t threads;
 };
 
-// A norm of rows, and a linear map of them: out x in, side by side, as torch has them. A bias may be null.
 struct Norm {
     const float *weight, *bias;
     double epsilon;
 };
+
+// A linear map with weight out x in, as torch stores it; the bias may be null.
 struct Linear {
     const float *weight, *bias;
 };
 
-// x + dropout(contract(activation(expand(norm(x))))), of rows that lie side by side. Sizes are multiples of ALIGNED.
+// y = x weight^T + bias for a few contiguous rows, as when tokens are decoded one by one.
+struct Project {
+    const float *x;
+    float *y;
+    Linear linear;
+    int64_t rows, in, out, threads;
+};
+
+// x + dropout(contract(activation(expand(norm(x))))) for contiguous rows. Sizes are multiples of ALIGNED.
 struct Feed {
     int64_t rows, width, hidden, activation, threads;
     const float *x;
@@ -83,49 +107,51 @@ struct Feed {
     Norm norm;
     Linear expand, contract;
     Chance chance;
-    // Backward. d_weights: of expand, its bias, of contract, its bias, the norm's weight and bias, one after the other; added to.
+    // Backward. d_weights: of expand, its bias, of contract, its bias, of the norm's weight and bias, one after the other; added to.
     const float *d_y;
     float *d_x, *d_weights;
 };
 
-// queries + dropout(output(attention(norm(queries), norm(x)))), of rows that lie side by side: b l width and b n width, which may be the same.
+// queries + dropout(output(attention(norm(queries), norm(x)))) for contiguous rows b l width and b n width, which may be the same tensor.
 // Sizes of all heads together are multiples of ALIGNED.
 struct Attend {
-    Call call;  // of attention itself, whose q, k, v and out are nowhere
+    Call call;  // TOTAL attention, without q, k, v and out
     int64_t width;
     const float *x, *queries;
-    float *y, *mixed;  // b n width; mixed is what goes into output, kept for the backward pass, or null
+    float *y, *mixed;  // b n width; mixed is the input of `output`, saved for the backward pass, or null
     Norm norm;
     Linear query, key, value, output;
     Chance chance;
-    // Backward. d_reading: of query, its bias, of output, its bias, the norm's weight and bias; d_keys: of key, its bias, of value, its bias, the norm's
-    // weight and bias; one after the other; added to.
+    // Backward. d_reading: of query, its bias, of output, its bias, of the norm's weight and bias; d_keys: of key, its bias, of value, its
+    // bias, of the norm's weight and bias; one after the other; added to.
     const float *d_y;
     float *d_x, *d_queries, *d_reading, *d_keys;
 };
 constexpr int64_t ALIGNED = 16;
 
-// Weights as products want them: the linear maps of a feed-forward network, or of attention, where those of queries and keys are for each head.
+// Packed weights of a block: of a feed-forward network (two), or of attention, where those of queries and keys are packed per head.
 struct Packs {
     float *first, *second, *third, *fourth;
 };
 
-// What an instruction set has to offer. Each function does the work of one head of one row, or of some of its tokens.
+// Floats of a packed linear map: its bias, and its weight in panels of at most 64 columns.
+inline int64_t packed_size(int64_t out, int64_t in) { return (in + 1) * ((out + 63) / 64 * 64); }
+
+// The functions of one instruction set. Each does the work of one head of one row, or of some of its tokens.
 struct Kernels {
-    // Bidirectional: keys begin … end add up to kv and z, which are this part's own; queries read the call's.
+    // TOTAL: keys begin … end are summed into kv and z; queries begin … end read call.kv and call.z.
     void (*absorb)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end, float *kv, float *z);
     void (*read)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end);
     void (*read_back)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end, float *d_kv, float *d_z);
     void (*absorb_back)(const Call &, int64_t b, int64_t h, int64_t begin, int64_t end);
-    // Causal, all tokens.
+    // CAUSAL and TWO_SIDED: all tokens; step is one causal token.
     void (*scan)(const Call &, int64_t b, int64_t h);
     void (*scan_back)(const Call &, int64_t b, int64_t h);
-    // Causal, one token.
     void (*step)(const Call &, int64_t b, int64_t h);
     void (*drop)(const Drop &, int64_t begin, int64_t end);
-    // A linear map, out x in, to what products want: packed_size numbers.
+    void (*project)(const Project &, int64_t begin, int64_t end);  // outputs begin … end
     void (*pack)(const Linear &, int64_t out, int64_t in, float *to);
-    // Rows begin … end; sums are of the gradients of weights, this part's own.
+    // Rows begin … end; sums collect the gradients of weights.
     void (*feed)(const Feed &, const Packs &, int64_t begin, int64_t end);
     void (*feed_back)(const Feed &, const Packs &, int64_t begin, int64_t end, float *sums);
     // Tokens begin … end of one row, all heads.
@@ -135,19 +161,13 @@ struct Kernels {
     void (*attend_absorb_back)(const Attend &, const Packs &, int64_t b, int64_t begin, int64_t end, float *sums);
 };
 
-// Numbers of a packed linear map: its bias, and its weight in panels, which are of 64 columns at most.
-inline int64_t packed_size(int64_t out, int64_t in) { return (in + 1) * ((out + 63) / 64 * 64); }
-
-constexpr int64_t BLOCK = 64;  // tokens whose features exist at a time
-constexpr int64_t GROUP = 16;  // blocks between carries that the backward pass finds again
-
-// By feature map, for each instruction set that was compiled.
+// The kernels of each instruction set that was compiled, by feature map.
 namespace baseline {
-const Kernels *kernels(int64_t map);
+const Kernels *kernels(int64_t feature_map);
 }
 namespace avx2 {
-const Kernels *kernels(int64_t map);
+const Kernels *kernels(int64_t feature_map);
 }
 namespace avx512 {
-const Kernels *kernels(int64_t map);
+const Kernels *kernels(int64_t feature_map);
 }

@@ -107,7 +107,7 @@ struct To {
 };
 constexpr bool ADD = true, NEW = false;
 
-// to, and to_row after it: what is added to; or null.
+// C = A B + to, M x V vectors of it; `to` may be null. It is added last: adding products one by one to a large sum would lose digits.
 template <int M, int V>
 static inline void tile(ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdiff_t a_column, const float *b, ptrdiff_t b_row, float *c,
                         ptrdiff_t c_row, const float *to, ptrdiff_t to_row) {
@@ -115,7 +115,7 @@ static inline void tile(ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdif
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 8
-        for (int j = 0; j < V; j++) total[i][j] = to ? load(to + i * to_row + j * W) : vec{};
+        for (int j = 0; j < V; j++) total[i][j] = vec{};
 #pragma GCC unroll 4
     for (ptrdiff_t k = 0; k < depth; k++) {
         vec right[V];
@@ -131,7 +131,7 @@ static inline void tile(ptrdiff_t depth, const float *a, ptrdiff_t a_row, ptrdif
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 8
-        for (int j = 0; j < V; j++) store(c + i * c_row + j * W, total[i][j]);
+        for (int j = 0; j < V; j++) store(c + i * c_row + j * W, to ? total[i][j] + load(to + i * to_row + j * W) : total[i][j]);
 }
 
 template <int V>

@@ -1,4 +1,4 @@
-// What Python calls, by ctypes: chooses the instruction set and shares out the work. Python has checked everything.
+// The functions that Python calls by ctypes: they choose the instruction set and distribute the work. Python has checked all arguments.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#define ISA module  // what is in the headers is compiled once more for here
+#define ISA module  // the headers are compiled once more, for this file
 #include "arena.h"
 #include "call.h"
 
@@ -17,17 +17,17 @@ using module::Arena;
 
 namespace {
 
-constexpr int64_t PART = 2048;  // tokens of a bidirectional task: of any number of threads, so that sums are always the same
-constexpr int64_t SHARE_OF_ROWS = 128;  // tokens of a task of a sublayer, about
-constexpr int64_t DROPPED_AT_A_TIME = 1 << 14;
+constexpr int64_t PART = 2048;  // tokens of a task, whatever the number of threads, so that sums are always the same
+constexpr int64_t PART_OF_BLOCK = 128;  // tokens of a task of a fused block, about
+constexpr int64_t PART_OF_DROPOUT = 1 << 14;
 
-struct Set {
+struct InstructionSet {
     const char *name;
     const Kernels *(*kernels)(int64_t);
 };
 
-std::vector<Set> find() {
-    std::vector<Set> sets;
+std::vector<InstructionSet> detect() {
+    std::vector<InstructionSet> sets;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
@@ -39,18 +39,18 @@ std::vector<Set> find() {
     return sets;
 }
 
-const std::vector<Set> &sets() {
-    static const std::vector<Set> found = find();
+const std::vector<InstructionSet> &sets() {
+    static const std::vector<InstructionSet> found = detect();
     return found;
 }
 
 std::atomic<size_t> chosen{0};
 
-// All tasks, on as many threads as the call says; operations are of all of them together. The first exception of any is thrown when they
-// have ended. Without OpenMP (on macOS Apple's compiler has none, and a second one beside torch's would end the process) threads are made for
-// each call, if it is worth that.
+// Runs all tasks on the threads of the call, or on one if there are too few operations to be worth it. The first exception is thrown when
+// they have ended. Without OpenMP (Apple's compiler has none, and a second OpenMP beside torch's would end the process) threads are started
+// for each call.
 template <typename Task>
-void share_out(int64_t tasks, int64_t threads, [[maybe_unused]] int64_t operations, Task task) {
+void distribute(int64_t tasks, int64_t threads, int64_t operations, Task task) {
     std::exception_ptr failed;
     std::atomic<bool> stop{false};
     const auto attempt = [&](int64_t n) {
@@ -62,10 +62,11 @@ void share_out(int64_t tasks, int64_t threads, [[maybe_unused]] int64_t operatio
         }
     };
 #if defined(_OPENMP)
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (tasks > 1 && threads > 1)
+    constexpr int64_t WORTH_A_THREAD = 1 << 18;
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (tasks > 1 && threads > 1 && operations >= WORTH_A_THREAD)
     for (int64_t n = 0; n < tasks; n++) attempt(n);
 #else
-    constexpr int64_t WORTH_A_THREAD = 1 << 20;  // operations; starting one takes about as long as a tenth of them
+    constexpr int64_t WORTH_A_THREAD = 1 << 20;
     if (operations < WORTH_A_THREAD) threads = 1;
     std::atomic<int64_t> next{0};
     const auto work = [&] {
@@ -74,7 +75,7 @@ void share_out(int64_t tasks, int64_t threads, [[maybe_unused]] int64_t operatio
     std::vector<std::thread> others;
     try {
         while (static_cast<int64_t>(others.size()) + 1 < (threads < tasks ? threads : tasks)) others.emplace_back(work);
-    } catch (const std::exception &) {  // no more threads, or no memory for them: those that are there do the work
+    } catch (const std::exception &) {  // no more threads: those that started do the work
     }
     work();
     for (std::thread &other : others) other.join();
@@ -82,36 +83,39 @@ void share_out(int64_t tasks, int64_t threads, [[maybe_unused]] int64_t operatio
     if (failed) std::rethrow_exception(failed);
 }
 
+// Attention by itself.
 struct Work {
     const Call &call;
     const Kernels &kernels;
     int64_t heads, products, size, operations;
 
     explicit Work(const Call &call)
-        : call(call), kernels(*sets()[chosen].kernels(call.map)), heads(call.batch * call.heads), products(call.features * call.values), size(products + call.features), operations(heads * call.length * products) {}
+        : call(call), kernels(*sets()[chosen].kernels(call.feature_map)), heads(call.batch * call.heads), products(call.features * call.values), size(products + call.features), operations(heads * call.length * products) {}
 
     template <typename Task>
     void each_head(Task task) const {
-        share_out(heads, call.threads, operations, [&](int64_t n) { task(call, n / call.heads, n % call.heads); });
+        distribute(heads, call.threads, operations, [&](int64_t n) { task(call, n / call.heads, n % call.heads); });
     }
     static int64_t parts(int64_t tokens) { return (tokens + PART - 1) / PART; }
 
     template <typename Task>
     void each_part(int64_t tokens, Task task) const {
         const int64_t count = parts(tokens);
-        share_out(heads * count, call.threads, operations, [&](int64_t n) {
+        distribute(heads * count, call.threads, operations, [&](int64_t n) {
             const int64_t head = n / count, begin = n % count * PART, end = begin + PART < tokens ? begin + PART : tokens;
             task(n, head / call.heads, head % call.heads, begin, end);
         });
     }
-    // Adds what the parts of each head come to onto kv and z.
+    // kv and z = their first values (zero where null), and the sums of the parts of each head.
     template <typename Task>
-    void sum_parts(int64_t tokens, float *kv, float *z, Task task) const {
+    void sum_parts(int64_t tokens, const float *first_kv, const float *first_z, float *kv, float *z, Task task) const {
         const int64_t count = parts(tokens);
         std::vector<float> sums(heads * count * size);
         each_part(tokens, [&](int64_t n, int64_t b, int64_t h, int64_t begin, int64_t end) {
             task(call, b, h, begin, end, sums.data() + n * size, sums.data() + n * size + products);
         });
+        set(kv, first_kv, heads * products);
+        set(z, first_z, heads * call.features);
         for (int64_t n = 0; n < heads * count; n++) {
             const float *from = sums.data() + n * size;
             float *to_kv = kv + n / count * products, *to_z = z + n / count * call.features;
@@ -123,9 +127,12 @@ struct Work {
     void do_parts(int64_t tokens, Task task) const {
         each_part(tokens, [&](int64_t, int64_t b, int64_t h, int64_t begin, int64_t end) { task(call, b, h, begin, end); });
     }
+    static void set(float *to, const float *from, int64_t count) {
+        from ? std::copy_n(from, count, to) : std::fill_n(to, count, 0.0f);
+    }
 };
 
-// Tokens 0 … length in even parts, as many as is good for threads and not much longer than `about`.
+// Tokens 0 … length in even parts, an even number of them, not much longer than `about`.
 struct Parts {
     int64_t length, count;
 
@@ -133,8 +140,8 @@ struct Parts {
     int64_t begin(int64_t n) const { return length * n / count; }
 };
 
-// Rows of sequences in groups, of which each adds up gradients of weights by itself: a number of whole rows, or a part of one. Their number
-// depends on sizes alone.
+// Rows of the batch in groups that sum gradients of weights by themselves: several rows, or a part of one. Their number depends on sizes
+// alone, not on threads.
 struct Groups {
     int64_t rows, together;
     Parts parts;
@@ -156,16 +163,16 @@ struct Groups {
     }
 };
 
-// Has every group add up its own gradients of weights, `size` of them, by task(n, sums), and adds them to d in order.
+// Every group sums its own gradients of weights, `size` of them, by task(n, sums); then they are added to d in order.
 template <typename Task>
 void add_gradients(Arena &arena, int64_t groups, int64_t size, int64_t threads, int64_t operations, float *d, Task task) {
     float *sums = arena.take<float>(groups * size);
-    share_out(groups, threads, operations, [&](int64_t n) {
+    distribute(groups, threads, operations, [&](int64_t n) {
         std::fill_n(sums + n * size, size, 0.0f);
         task(n, sums + n * size);
     });
     constexpr int64_t SHARE = 1 << 14;
-    share_out((size + SHARE - 1) / SHARE, threads, groups * size, [&](int64_t share) {
+    distribute((size + SHARE - 1) / SHARE, threads, groups * size, [&](int64_t share) {
         const int64_t end = std::min((share + 1) * SHARE, size);
         for (int64_t n = 0; n < groups; n++)
             for (int64_t i = share * SHARE; i < end; i++) d[i] += sums[n * size + i];
@@ -184,7 +191,7 @@ struct FeedWork {
         : feed(feed), kernels(*sets()[chosen].kernels(0)), weights(2 * feed.width * feed.hidden), arena(arena) {
         packs.first = arena.take<float>(packed_size(feed.hidden, feed.width));
         packs.second = arena.take<float>(packed_size(feed.width, feed.hidden));
-        share_out(2, feed.threads, weights, [&](int64_t n) {
+        distribute(2, feed.threads, weights, [&](int64_t n) {
             if (n) {
                 kernels.pack(feed.contract, feed.width, feed.hidden, packs.second);
             } else {
@@ -193,8 +200,8 @@ struct FeedWork {
         });
     }
     void forward() const {
-        const Parts parts(feed.rows, SHARE_OF_ROWS);
-        share_out(parts.count, feed.threads, feed.rows * weights, [&](int64_t n) { kernels.feed(feed, packs, parts.begin(n), parts.begin(n + 1)); });
+        const Parts parts(feed.rows, PART_OF_BLOCK);
+        distribute(parts.count, feed.threads, feed.rows * weights, [&](int64_t n) { kernels.feed(feed, packs, parts.begin(n), parts.begin(n + 1)); });
     }
     void backward() const {
         const Groups groups(1, feed.rows);
@@ -210,17 +217,17 @@ struct AttendWork {
     const Attend &attend;
     const Call &call;
     const Kernels &kernels;
-    int64_t inner, features, weights, carry;
+    int64_t inner, features, weights, state_size;
     Arena &arena;
     Packs packs{};
 
     AttendWork(const Attend &attend, Arena &arena)
-        : attend(attend), call(attend.call), kernels(*sets()[chosen].kernels(call.map)), inner(call.heads * call.values),
-          features(call.heads * call.features), weights(2 * attend.width * (features + inner)), carry(features * (call.values + 1)), arena(arena) {
+        : attend(attend), call(attend.call), kernels(*sets()[chosen].kernels(call.feature_map)), inner(call.heads * call.values),
+          features(call.heads * call.features), weights(2 * attend.width * (features + inner)), state_size(features * (call.values + 1)), arena(arena) {
         const int64_t width = attend.width, of_head = packed_size(call.features, width);
         packs.first = arena.take<float>(call.heads * of_head), packs.second = arena.take<float>(call.heads * of_head);
         packs.third = arena.take<float>(packed_size(inner, width)), packs.fourth = arena.take<float>(packed_size(width, inner));
-        share_out(2 * call.heads + 2, call.threads, weights, [&](int64_t n) {
+        distribute(2 * call.heads + 2, call.threads, weights, [&](int64_t n) {
             const int64_t h = n % call.heads;
             if (n < 2 * call.heads) {
                 const Linear &linear = n < call.heads ? attend.query : attend.key;
@@ -235,40 +242,40 @@ struct AttendWork {
     }
     int64_t operations(int64_t tokens) const { return call.batch * tokens * weights; }
 
-    // Adds up carries of the parts of each row, which lie one after the other: kv of all heads, then z.
-    void add_carries(const float *sums, int64_t parts, float *kv, float *z) const {
+    // Adds the states of the parts of each row: kv of all heads, then z.
+    void add_states(const float *sums, int64_t parts, float *kv, float *z) const {
         const int64_t products = features * call.values;
         for (int64_t b = 0; b < call.batch; b++)
             for (int64_t n = 0; n < parts; n++) {
-                const float *from = sums + (b * parts + n) * carry;
+                const float *from = sums + (b * parts + n) * state_size;
                 for (int64_t i = 0; i < products; i++) kv[b * products + i] += from[i];
                 for (int64_t i = 0; i < features; i++) z[b * features + i] += from[products + i];
             }
     }
     void forward() const {
-        const Parts keys(call.length, SHARE_OF_ROWS), queries(call.queries, SHARE_OF_ROWS);
-        float *sums = arena.take<float>(call.batch * keys.count * carry);
-        share_out(call.batch * keys.count, call.threads, operations(call.length), [&](int64_t n) {
-            float *kv = sums + n * carry;
+        const Parts keys(call.length, PART_OF_BLOCK), queries(call.queries, PART_OF_BLOCK);
+        float *sums = arena.take<float>(call.batch * keys.count * state_size);
+        distribute(call.batch * keys.count, call.threads, operations(call.length), [&](int64_t n) {
+            float *kv = sums + n * state_size;
             kernels.attend_absorb(attend, packs, n / keys.count, keys.begin(n % keys.count), keys.begin(n % keys.count + 1), kv,
                                   kv + features * call.values);
         });
-        add_carries(sums, keys.count, call.kv, call.z);
-        share_out(call.batch * queries.count, call.threads, operations(call.queries), [&](int64_t n) {
+        add_states(sums, keys.count, call.kv, call.z);
+        distribute(call.batch * queries.count, call.threads, operations(call.queries), [&](int64_t n) {
             kernels.attend_read(attend, packs, n / queries.count, queries.begin(n % queries.count), queries.begin(n % queries.count + 1));
         });
     }
     void backward() const {
         const Groups queries(call.batch, call.queries), keys(call.batch, call.length);
         const int64_t size = (features + inner) * attend.width + features + 2 * attend.width;
-        float *sums = arena.take<float>(call.batch * queries.parts.count * carry);
+        float *sums = arena.take<float>(call.batch * queries.parts.count * state_size);
         add_gradients(arena, queries.count(), size + attend.width, call.threads, operations(call.queries), attend.d_reading, [&](int64_t n, float *own) {
             queries.of(n, [&](int64_t b, int64_t part, int64_t begin, int64_t end) {
-                float *d_kv = sums + (b * queries.parts.count + part) * carry;
+                float *d_kv = sums + (b * queries.parts.count + part) * state_size;
                 kernels.attend_read_back(attend, packs, b, begin, end, d_kv, d_kv + features * call.values, own);
             });
         });
-        add_carries(sums, queries.parts.count, call.d_kv, call.d_z);
+        add_states(sums, queries.parts.count, call.d_kv_in, call.d_z_in);
         add_gradients(arena, keys.count(), size + inner, call.threads, operations(call.length), attend.d_keys, [&](int64_t n, float *own) {
             keys.of(n, [&](int64_t b, int64_t, int64_t begin, int64_t end) { kernels.attend_absorb_back(attend, packs, b, begin, end, own); });
         });
@@ -290,12 +297,11 @@ int succeeds(Task task) {
 
 EXPORTED int64_t call_size() { return sizeof(Call); }
 EXPORTED int64_t drop_size() { return sizeof(Drop); }
+EXPORTED int64_t project_size() { return sizeof(Project); }
 EXPORTED int64_t feed_size() { return sizeof(Feed); }
 EXPORTED int64_t attend_size() { return sizeof(Attend); }
-EXPORTED int64_t block() { return BLOCK; }
-EXPORTED int64_t group() { return GROUP; }
 
-// The name of an instruction set that this processor has, the best one first; null after the last.
+// The names of the instruction sets that this processor has, the best first; null after the last.
 EXPORTED const char *instruction_set(int64_t n) { return n < static_cast<int64_t>(sets().size()) ? sets()[n].name : nullptr; }
 EXPORTED const char *in_use() { return sets()[chosen].name; }
 EXPORTED int use(const char *name) {
@@ -307,66 +313,69 @@ EXPORTED int use(const char *name) {
     return 0;
 }
 
-EXPORTED int total(const Call *call) {
+EXPORTED int attention(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
-        work.sum_parts(call->length, call->kv, call->z, work.kernels.absorb);
-        work.do_parts(call->queries, work.kernels.read);
+        if (call->mode == TOTAL) {
+            work.sum_parts(call->length, call->kv_in, call->z_in, call->kv, call->z, work.kernels.absorb);
+            work.do_parts(call->queries, work.kernels.read);
+        } else {
+            const bool is_step = call->mode == CAUSAL && call->length == 1 && call->queries == 1 && !call->totals;
+            work.each_head(is_step ? work.kernels.step : work.kernels.scan);
+        }
     });
 }
 
-EXPORTED int total_back(const Call *call) {
+EXPORTED int attention_back(const Call *call) {
     return succeeds([=] {
         const Work work(*call);
-        work.sum_parts(call->queries, call->d_kv, call->d_z, work.kernels.read_back);
-        work.do_parts(call->length, work.kernels.absorb_back);
-    });
-}
-
-EXPORTED int scan(const Call *call) {
-    return succeeds([=] {
-        const Work work(*call);
-        work.each_head(call->length == 1 && !call->kept ? work.kernels.step : work.kernels.scan);
-    });
-}
-
-EXPORTED int scan_back(const Call *call) {
-    return succeeds([=] {
-        const Work work(*call);
-        work.each_head(work.kernels.scan_back);
+        if (call->mode == TOTAL) {
+            work.sum_parts(call->queries, call->d_kv, call->d_z, call->d_kv_in, call->d_z_in, work.kernels.read_back);
+            work.do_parts(call->length, work.kernels.absorb_back);
+        } else {
+            work.each_head(work.kernels.scan_back);
+        }
     });
 }
 
 EXPORTED int dropout(const Drop *call) {
     const auto drop = sets()[chosen].kernels(0)->drop;
-    const int64_t some = std::max<int64_t>(DROPPED_AT_A_TIME / call->width, 1);
-    share_out((call->rows + some - 1) / some, call->threads, call->rows * call->width,
+    const int64_t some = std::max<int64_t>(PART_OF_DROPOUT / call->width, 1);
+    distribute((call->rows + some - 1) / some, call->threads, call->rows * call->width,
               [=](int64_t n) { drop(*call, n * some, std::min((n + 1) * some, call->rows)); });
     return 1;
 }
 
-EXPORTED int feed(const Feed *call) {
+EXPORTED int project(const Project *call) {
+    const auto project = sets()[chosen].kernels(0)->project;
+    constexpr int64_t OUTPUTS = 64;
+    distribute((call->out + OUTPUTS - 1) / OUTPUTS, call->threads, call->rows * call->in * call->out,
+               [=](int64_t n) { project(*call, n * OUTPUTS, std::min((n + 1) * OUTPUTS, call->out)); });
+    return 1;
+}
+
+EXPORTED int feed_forward(const Feed *call) {
     return succeeds([=] {
         Arena arena;
         FeedWork(*call, arena).forward();
     });
 }
 
-EXPORTED int feed_back(const Feed *call) {
+EXPORTED int feed_forward_back(const Feed *call) {
     return succeeds([=] {
         Arena arena;
         FeedWork(*call, arena).backward();
     });
 }
 
-EXPORTED int attend(const Attend *call) {
+EXPORTED int attention_block(const Attend *call) {
     return succeeds([=] {
         Arena arena;
         AttendWork(*call, arena).forward();
     });
 }
 
-EXPORTED int attend_back(const Attend *call) {
+EXPORTED int attention_block_back(const Attend *call) {
     return succeeds([=] {
         Arena arena;
         AttendWork(*call, arena).backward();

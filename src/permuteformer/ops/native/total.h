@@ -1,5 +1,5 @@
-// Bidirectional attention of one head: keys add up to a carry, which queries read. Features of a block of tokens exist in a buffer that stays in
-// cache, and nowhere else.
+// Bidirectional attention of one head without a decay: keys are summed into a state, which queries read. The features of a block of tokens
+// exist in a buffer that stays in cache, and nowhere else.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ static void blocks(int64_t begin, int64_t end, Each each) {
 
 static inline float divisor(const Call &call, float total) { return call.normalize && total != 0 ? total : 1; }
 
-// x over a divisor. One over a number that is all but 0 is not finite, though x over it may be.
+// x / by. The reciprocal of a denormal is not finite, though x / by may be.
 static inline void divide(float *x, float by, ptrdiff_t n) {
     if (std::abs(by) < std::numeric_limits<float>::min()) {
         constexpr float LARGE = 18446744073709551616.0f;  // 2^64
@@ -36,23 +36,23 @@ static inline void divide(float *x, float by, ptrdiff_t n) {
     scale(x, 1 / by, n);
 }
 
-// The gradient of the total, from an output and from d_n, its gradient over the divisor.
-static inline float d_divisor(const Call &call, float total, bool is_shown, const float *d_n, const float *out) {
-    return call.normalize && total != 0 && is_shown ? -dot(d_n, out, call.values) : 0;
+// The gradient of a sum of weights, from the output and from d_n, the gradient of the output over the divisor.
+static inline float d_divisor(const Call &call, float total, bool is_real, const float *d_n, const float *out) {
+    return call.normalize && total != 0 && is_real ? -dot(d_n, out, call.values) : 0;
 }
 
-// Buffers for a block of tokens of one head: features and values, and their gradients; and a few rows.
+// Buffers for a block of tokens of one head: features, values, their gradients, and a few rows.
 struct Buffers {
     float *f, *df, *v, *dv, *near;
 
     Buffers(const Sizes &s, Arena &arena, bool gradients) {
         f = arena.zeros<float>(BLOCK * s.f_row), v = arena.zeros<float>(BLOCK * s.v_row);
         df = gradients ? arena.zeros<float>(BLOCK * s.f_row) : nullptr, dv = gradients ? arena.zeros<float>(BLOCK * s.v_row) : nullptr;
-        near = s.few_rows(arena);
+        near = s.run_rows(arena);
     }
 };
 
-// What each of the four passes has of a head while its tokens go by, one block after the other.
+// The state of each of the four passes over a head.
 struct Head {
     const Call &call;
     Sizes s;
@@ -63,9 +63,9 @@ struct Head {
     Head(const Call &call, int64_t h, const Buffers &buffers, Arena &arena)
         : call(call), s(call), turner(call, h, arena), buffers(buffers), kv(arena.zeros<float>(s.m * s.dp)), z(arena.zeros<float>(s.mp)) {}
 
-    void carry(const float *all_kv, const float *all_z, int64_t head) { carry_in(s, all_kv + head * s.m * s.d, all_z + head * s.m, kv, z); }
-    // m x d to its transpose, for products with it from the other side.
-    float *turned(Arena &arena) const {
+    void load_head(const float *all_kv, const float *all_z, int64_t head) { load_state(s, all_kv + head * s.m * s.d, all_z + head * s.m, kv, z); }
+    // kv transposed, for products with it from the other side.
+    float *transposed(Arena &arena) const {
         float *found = arena.zeros<float>(Sizes::panel_size(s.d, s.mp));
         transpose(kv, s.dp, s.m, s.d, s.panels(found, s.d));
         return found;
@@ -74,8 +74,7 @@ struct Head {
 
 template <int MAP, Place PLACE = FAR>
 struct Absorb : Head {
-    Absorb(const Call &call, int64_t, int64_t h, const Buffers &buffers, Arena &arena)
-        : Head(call, h, buffers, arena) {}
+    Absorb(const Call &call, int64_t, int64_t h, const Buffers &buffers, Arena &arena) : Head(call, h, buffers, arena) {}
 
     void block(const Walk &walk, Rows k, Rows v, int64_t t, int64_t stop, Ahead &&ahead = Ahead()) {
         const int64_t n = stop - t;
@@ -88,9 +87,8 @@ struct Absorb : Head {
 
 template <int MAP, Place PLACE = FAR>
 struct Read : Head {
-    Read(const Call &call, int64_t b, int64_t h, const Buffers &buffers, Arena &arena)
-        : Head(call, h, buffers, arena) {
-        carry(call.kv, call.z, b * call.heads + h);
+    Read(const Call &call, int64_t b, int64_t h, const Buffers &buffers, Arena &arena) : Head(call, h, buffers, arena) {
+        load_head(call.kv, call.z, b * call.heads + h);
     }
     void block(const Walk &walk, Rows q, Rows out, int64_t t, int64_t stop, Ahead &&ahead = Ahead()) {
         const int64_t n = stop - t;
@@ -108,10 +106,9 @@ template <int MAP, Place PLACE = FAR>
 struct ReadBack : Head {
     float *kv_t, *sum_kv, *sum_z;
 
-    ReadBack(const Call &call, int64_t b, int64_t h, const Buffers &buffers, Arena &arena)
-        : Head(call, h, buffers, arena) {
-        carry(call.kv, call.z, b * call.heads + h);
-        kv_t = turned(arena);
+    ReadBack(const Call &call, int64_t b, int64_t h, const Buffers &buffers, Arena &arena) : Head(call, h, buffers, arena) {
+        load_head(call.kv, call.z, b * call.heads + h);
+        kv_t = transposed(arena);
         sum_kv = arena.zeros<float>(s.m * s.dp), sum_z = arena.zeros<float>(s.mp);
     }
     void block(const Walk &walk, Rows q, Rows out, Rows d_out, Rows d_q, int64_t t, int64_t stop, Ahead &&ahead = Ahead()) {
@@ -122,7 +119,7 @@ struct ReadBack : Head {
         for (int64_t i = 0; i < n; i++) {
             const float total = dot(f + i * s.f_row, z, s.mp);
             divide(dn + i * s.v_row, divisor(call, total), s.dp);
-            d_total[i] = d_divisor(call, total, walk.is_shown(t + i), dn + i * s.v_row, out.at(t + i));
+            d_total[i] = d_divisor(call, total, walk.is_real(t + i), dn + i * s.v_row, out.at(t + i));
         }
         multiply(n, s.mp, s.d, dn, s.v_row, 1, s.panels(kv_t, s.d), s.rows(df, s.f_row), NEW);
         multiply(s.m, s.dp, n, f, 1, s.f_row, s.rows(dn, s.v_row), s.rows(sum_kv, s.dp), ADD, std::move(ahead));
@@ -134,12 +131,11 @@ struct ReadBack : Head {
 
 template <int MAP, Place PLACE = FAR>
 struct AbsorbBack : Head {
-    float *kv_t;  // its carry is the gradient of the one that keys added up to
+    float *kv_t;  // of the gradient of the summed state
 
-    AbsorbBack(const Call &call, int64_t b, int64_t h, const Buffers &buffers, Arena &arena)
-        : Head(call, h, buffers, arena) {
-        carry(call.d_kv, call.d_z, b * call.heads + h);
-        kv_t = turned(arena);
+    AbsorbBack(const Call &call, int64_t b, int64_t h, const Buffers &buffers, Arena &arena) : Head(call, h, buffers, arena) {
+        load_head(call.d_kv_in, call.d_z_in, b * call.heads + h);
+        kv_t = transposed(arena);
     }
     void block(const Walk &walk, Rows k, Rows v, Rows d_k, Rows d_v, int64_t t, int64_t stop, Ahead &&ahead = Ahead()) {
         const int64_t n = stop - t;
@@ -156,7 +152,8 @@ struct AbsorbBack : Head {
 // One pass over the tokens begin … end of a head: each(walk, t, stop) for its blocks.
 template <typename Each>
 static void pass(const Head &head, int64_t b, int64_t begin, int64_t end, Side side, Arena &arena, Each each) {
-    Walk walk(head.call, b, begin, side, head.turner.axes, arena);
+    Walk walk(head.call, b, side, head.turner.axes, arena);
+    walk.skip(0, begin);
     blocks(begin, end, [&](int64_t t, int64_t stop) {
         walk.look(t, stop);
         each(walk, t, stop);
@@ -171,7 +168,7 @@ static void absorb(const Call &call, int64_t b, int64_t h, int64_t begin, int64_
     pass(head, b, begin, end, KEYS, arena, [&](const Walk &walk, int64_t t, int64_t stop) {
         head.block(walk, k, v, t, stop, next(stop, end, rows(k, call.features), rows(v, call.values)));
     });
-    carry_out(head.s, head.kv, head.z, kv, z);
+    store_state(head.s, head.kv, head.z, kv, z);
 }
 
 template <int MAP>
@@ -192,7 +189,7 @@ static void read_back(const Call &call, int64_t b, int64_t h, int64_t begin, int
     pass(head, b, begin, end, QUERIES, arena, [&](const Walk &walk, int64_t t, int64_t stop) {
         head.block(walk, q, out, d_out, d_q, t, stop, next(stop, end, rows(q, call.features), rows(d_out, call.values), rows(out, call.values)));
     });
-    carry_out(head.s, head.sum_kv, head.sum_z, d_kv, d_z);
+    store_state(head.s, head.sum_kv, head.sum_z, d_kv, d_z);
 }
 
 template <int MAP>

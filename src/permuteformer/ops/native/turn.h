@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "call.h"
-#include "phi.h"
 #include "rows.h"
 
 namespace ISA {
@@ -152,7 +151,7 @@ class Turner {
             if (!state.is_known || state.position != first) go_to<BACK>(piece, first);
             if (!piece.cycles) {
                 turn_long<MAP, BACK>(piece.size, state.shift, step, run.tokens, from, x_row, to, y_row);
-                state.shift = (state.shift + step * run.tokens) % piece.size;
+                for (state.shift += step * run.tokens; state.shift >= piece.size;) state.shift -= piece.size;
             } else if (SHUFFLED > LANES && piece.size > LANES) {
                 turn_short<MAP, BACK, SHUFFLED / LANES>(*piece.cycles, piece.from[BACK], step, run.tokens, from, x_row, to, y_row);
             } else {

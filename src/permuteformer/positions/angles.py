@@ -1,4 +1,4 @@
-"""Angles that grow with the position, exact at every integer: what rotations and sinusoids are made of."""
+"""Angles that grow with the position, exact at every integer, for rotary and sinusoidal encodings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TWO_PI = decimal.Decimal("6.2831853071795864769252867665590057683943387987502116
 
 
 def geometric_turns(size: int, base: float) -> Tensor:
-    """base^(-2t/size) / 2 pi for t below size/2, in turns a token, as ``angles`` takes them: int64 ``2 t``.
+    """Return base^(-2t/size) / 2 pi for t < size/2, in turns per token, as ``angles`` takes them: int64 ``2 t``.
 
     >>> geometric_turns(4, 10_000.0)[0] * 2.0**-64
     tensor([0.1592, 0.0016])
     """
     if not 0 < base < math.inf:
-        raise ValueError(f"base must be above 0, and a number; it is {base}")
+        raise ValueError(f"base must be a positive number, got {base}")
     with decimal.localcontext(decimal.Context(prec=60)):
         exponents = [decimal.Decimal(-2 * t) / size for t in range((size + 1) // 2)]
         units = [int((decimal.Decimal(base) ** exponent / TWO_PI * 2**128).to_integral_value()) for exponent in exponents]
@@ -28,11 +28,11 @@ def geometric_turns(size: int, base: float) -> Tensor:
 
 
 def angles(positions: Tensor, turns: Tensor, rest: Tensor | None = None) -> Tensor:
-    """2 pi × position × turns, less whole turns, in float64 and right to its last digits at every int64 position.
+    """Return 2 pi × position × turns modulo 2 pi, in float64 and exact to its last digits at every int64 position.
 
-    ``turns``: int64, in units of 2^-64 of a turn; ``rest``: int64, a correction in units of 2^-128. A product in floating
-    point would lose a digit for every digit of the position; this integer product wraps around at 2^64 units, that is,
-    at whole turns, and what it keeps is exact. So angles at i and at j add up to the one at i + j, however large.
+    ``turns``: int64, in units of 2^-64 of a turn; ``rest``: int64, a correction in units of 2^-128. A floating-point product would lose a
+    digit for every digit of the position. The integer product wraps around at 2^64 units, which is one turn, and is exact, so that angles
+    at i and j add up to the angle at i + j.
     """
     turned = (positions * turns).double()
     if rest is not None:

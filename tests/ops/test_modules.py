@@ -1,15 +1,63 @@
-"""Our dropout is dropout."""
+"""Linear maps of few rows, and dropout, by the CPU kernel."""
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
-from permuteformer.models.dropout import Dropout
+from permuteformer.ops import fused_block
+from permuteformer.ops.modules import FEW_ROWS, Dropout, Linear
 from permuteformer.ops.native import load
+
+needs_kernel = pytest.mark.skipif(isinstance(load(), str), reason="the kernel was not built")
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The shapes that the kernel multiplied."""
+    seen, project = [], fused_block.project
+    monkeypatch.setattr(fused_block, "project", lambda x, *weights: seen.append(tuple(x.shape)) or project(x, *weights))
+    return seen
+
+
+@needs_kernel
+@pytest.mark.parametrize(("size", "out"), [(16, 1), (48, 7), (512, 130), (1024, 515)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_few_rows_equal_torch(products, size, out, bias):
+    linear = Linear(size, out, bias=bias)
+    for shape in [(1, 1, size), (3, size), (2, 2, size), (7, size), (0, size), (size,), (FEW_ROWS, size)]:
+        x = torch.randn(shape)
+        with torch.inference_mode():
+            assert torch.allclose(linear(x), F.linear(x, linear.weight, linear.bias), atol=1e-5)
+    assert len(products) == 7
+    x = torch.randn(size, 3).t()
+    with torch.no_grad():
+        assert torch.allclose(linear(x), F.linear(x, linear.weight, linear.bias), atol=1e-5)
+
+
+@needs_kernel
+def test_torch_multiplies_what_the_kernel_cannot(products):
+    def run(linear, x, **context):
+        with torch.no_grad():
+            assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
+
+    run(Linear(32, 5), torch.randn(FEW_ROWS + 1, 32))
+    run(Linear(20, 5), torch.randn(1, 20))
+    run(Linear(32, 5).double(), torch.randn(1, 32).double())
+    run(parametrizations.weight_norm(Linear(32, 5)), torch.randn(1, 32))
+    with torch.autocast("cpu", torch.bfloat16):
+        run(Linear(32, 5), torch.randn(1, 32))
+    x = torch.randn(1, 32, requires_grad=True)
+    Linear(32, 5)(x).sum().backward()
+    assert x.grad is not None
+    assert not products
+    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes"):
+        Linear(32, 5)(torch.randn(1, 16))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_each_number_is_dropped_or_scaled_with_its_chance(p, dtype):
+def test_dropout_drops_or_scales(p, dtype):
     torch.manual_seed(0)
     x = torch.full((301, 1001), 3.0, dtype=dtype)
     y = Dropout(p)(x)
@@ -19,15 +67,14 @@ def test_each_number_is_dropped_or_scaled_with_its_chance(p, dtype):
     assert torch.allclose(kept, torch.full_like(kept, 3 / (1 - p) if p < 1 else 0), rtol=1e-4 if dtype != torch.bfloat16 else 8e-3)
 
 
-def test_numbers_are_independent():
-    """Neighbours, and those that come of one draw or of the same place of the next."""
+def test_dropout_of_neighbours_is_independent():
     torch.manual_seed(0)
     kept = (Dropout(0.5)(torch.ones(400_000)) != 0).double() - 0.5
     for distance in (1, 2, 3, 4, 5, 8, 16):
         assert abs(float((kept[distance:] * kept[:-distance]).mean())) < 0.25 * 5 / 400_000**0.5
 
 
-def test_gradients_go_where_numbers_went():
+def test_gradients_of_dropout():
     x = torch.randn(7, 11, 3, requires_grad=True)
     y = Dropout(0.4)(x)
     y.sum().backward()
@@ -35,7 +82,7 @@ def test_gradients_go_where_numbers_went():
     assert torch.allclose(x.grad * x, y)
 
 
-def test_it_follows_the_seed_and_goes_on():
+def test_dropout_follows_the_seed():
     draw = Dropout(0.5)
     torch.manual_seed(1)
     first, second = draw(torch.ones(50)), draw(torch.ones(50))
@@ -45,18 +92,17 @@ def test_it_follows_the_seed_and_goes_on():
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (5,), ()])
-def test_small_shapes(shape):
+def test_dropout_of_small_shapes(shape):
     assert Dropout(0.5)(torch.ones(shape)).shape == shape
 
 
-def test_nothing_is_dropped_otherwise():
+def test_dropout_in_evaluation():
     x = torch.randn(100)
     assert Dropout(0.5).eval()(x) is x
     assert Dropout(0.0)(x) is x
 
 
-@pytest.mark.skipif(isinstance(load(), str), reason=str(load()))
-def test_threads_and_instruction_sets_drop_the_same():
+def test_dropout_does_not_depend_on_threads_or_instruction_sets():
     x = torch.randn(3, 40_000)
 
     def draw():
@@ -72,9 +118,7 @@ def test_threads_and_instruction_sets_drop_the_same():
     kernel.use(kernel.instruction_sets[0])
 
 
-@pytest.mark.skipif(isinstance(load(), str), reason=str(load()))
-def test_its_bits_are_even():
-    """Chances of one half, a quarter and so on are kept by all numbers, in rows and over rows; and another seed drops others."""
+def test_dropout_is_unbiased_in_every_place():
     torch.manual_seed(0)
     seen = torch.stack([(Dropout(0.5)(torch.ones(2**14 + 100)) != 0).double() for _ in range(400)])
     deviation = 0.5 / 400**0.5
@@ -86,7 +130,7 @@ def test_its_bits_are_even():
         assert float((Dropout(2**-n)(torch.ones(2**20)) == 0).double().mean()) == pytest.approx(2**-n, abs=5 * (2**-n / 2**20) ** 0.5)
 
 
-def test_a_second_derivative():
+def test_second_derivative_of_dropout():
     x = torch.randn(50, requires_grad=True)
     y = Dropout(0.5)(x)
     (d,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
@@ -94,7 +138,7 @@ def test_a_second_derivative():
     assert torch.equal(again, torch.where(y == 0, 0.0, 8.0))
 
 
-def test_layout_does_not_matter():
+def test_dropout_does_not_depend_on_strides():
     x = torch.randn(30, 50)
     torch.manual_seed(1)
     expected = Dropout(0.5)(x)

@@ -13,12 +13,14 @@ from permuteformer.tasks.digits import Digits
 
 
 class Broken(nn.Module):
-    """A good layer, spoilt."""
+    """A correct layer, for subclasses to break."""
 
     def __init__(self, causal=True):
         super().__init__()
-        self.layer = PermuteFormerAttention(32, num_heads=2, causal=causal, feature_multiplier=2).double()
-        self.hidden_size, self.axes, self.attention, self.output = 32, 1, self.layer.attention, self.layer.output
+        decay = "auto" if causal else "two_sided"
+        self.layer = PermuteFormerAttention(32, num_heads=2, causal=causal, feature_multiplier=2, decay=decay).double()
+        for name in ("hidden_size", "axes", "attention", "query", "key", "value", "output", "heads"):
+            setattr(self, name, getattr(self.layer, name))
 
     def forward(self, x, **arguments):
         return self.layer(x, **arguments)
@@ -59,7 +61,15 @@ class MasksScoresButNotValues(Broken):
         return y if key_mask is None else y + 0 * (x * ~key_mask.unsqueeze(-1)).sum(1, keepdim=True), state
 
 
-class GivesNaNWhereNothingIsSeen(Broken):
+class GivesPaddingGradients(Broken):
+    def forward(self, x, key_mask=None, **arguments):
+        if key_mask is not None:
+            x = x.clone()
+            x.register_hook(lambda gradient: gradient + ~key_mask.unsqueeze(-1))
+        return self.layer(x, key_mask=key_mask, **arguments)
+
+
+class GivesNaNWithoutKeys(Broken):
     def forward(self, x, key_mask=None, **arguments):
         y, state = self.layer(x, key_mask=key_mask, **arguments)
         return y if key_mask is None else y / key_mask.any(1).double()[:, None, None], state
@@ -71,9 +81,14 @@ class MixesTheBatch(Broken):
         return y + 1e-3 * y.mean(0, keepdim=True), state
 
 
-class ChoosesTheNeighbour(Broken):
-    def forward(self, x, chosen=None, **arguments):
-        return self.layer(x, chosen=None if chosen is None else chosen + 1, **arguments)
+class SelectsTheNextToken(Broken):
+    def forward(self, x, queries=None, **arguments):
+        return self.layer(x, queries=None if queries is None else queries + 1, **arguments)
+
+
+class SelectsWithoutTheMask(Broken):
+    def forward(self, x, queries=None, key_mask=None, **arguments):
+        return self.layer(x, queries=queries, key_mask=key_mask if queries is None else None, **arguments)
 
 
 class ForgetsTheState(Broken):
@@ -106,44 +121,69 @@ class LeaksAbsolutePositions(Broken):
         return y + (0 if positions is None else 1e-6 * positions.double()), state
 
 
-class KnowsNoPositions(Broken):
+class IgnoresPositions(Broken):
     def forward(self, x, positions=None, **arguments):
         return self.layer(x, positions=None if positions is None else torch.zeros_like(positions), **arguments)
 
 
-TEETH = [
+class IgnoresGlobalTokens(Broken):
+    def forward(self, x, global_mask=None, **arguments):
+        return self.layer(x, **arguments)
+
+
+class CountsGlobalTokens(Broken):
+    """Global tokens have weight 1, but lie between the tokens around them."""
+
+    def forward(self, x, positions=None, key_mask=None, segments=None, global_mask=None):
+        return checks.two_sided_reference(self.layer, x, positions, key_mask, segments, global_mask, global_steps=True), None
+
+
+class GlobalTokensSeeEverySegment(Broken):
+    def forward(self, x, segments=None, global_mask=None, **arguments):
+        y, state = self.layer(x, segments=segments, global_mask=global_mask, **arguments)
+        of_row, _ = self.layer(x, global_mask=global_mask, **arguments)
+        return torch.where(global_mask.unsqueeze(-1), of_row, y), state
+
+
+BROKEN_LAYERS = [
     ("causal", LeaksTheFuture),
     ("causal", SeesOnlyItself),
     ("no_poison", SpreadsNaN),
     ("no_poison", HidesNaN),
     ("padding", IgnoresTheMask),
     ("padding", MasksScoresButNotValues),
-    ("hidden_keys", IgnoresTheMask),
-    ("hidden_keys", SeesOnlyItself),
-    ("all_hidden", IgnoresTheMask),
-    ("all_hidden", GivesNaNWhereNothingIsSeen),
+    ("padding", GivesPaddingGradients),
+    ("masked_keys", IgnoresTheMask),
+    ("masked_keys", SeesOnlyItself),
+    ("all_masked", IgnoresTheMask),
+    ("all_masked", GivesNaNWithoutKeys),
     ("batch", MixesTheBatch),
-    ("chosen", ChoosesTheNeighbour),
+    ("queries", SelectsTheNextToken),
+    ("queries", SelectsWithoutTheMask),
     ("resume", ForgetsTheState),
     ("resume", RestartsPositions),
     ("packed", IgnoresSegments),
     ("packed", CarriesTheStateIntoTheNextSegment),
     ("relative", LeaksAbsolutePositions),
-    ("relative", KnowsNoPositions),
+    ("relative", IgnoresPositions),
+    ("global_tokens", IgnoresGlobalTokens),
+    ("global_tokens", CountsGlobalTokens),
+    ("global_tokens", GlobalTokensSeeEverySegment),
 ]
+BIDIRECTIONAL = ("padding", "masked_keys", "all_masked", "queries", "global_tokens")
+"""Checks of a bidirectional layer: a causal one never sees padding on the right, with or without a mask."""
 
 
-@pytest.mark.parametrize(("check", "broken"), TEETH)
-def test_the_broken_is_rejected(check, broken):
-    # Padding to the right of a causal row is never seen, mask or no mask: only a bidirectional layer shows that.
-    causal = check not in ("padding", "hidden_keys", "all_hidden")
+@pytest.mark.parametrize(("check", "broken"), BROKEN_LAYERS)
+def test_broken_layers_are_rejected(check, broken):
+    causal = check not in BIDIRECTIONAL
     checks.CHECKS[check](Broken(causal))
     with pytest.raises(AssertionError):
         checks.CHECKS[check](broken(causal))
 
 
-def test_every_check_has_teeth():
-    assert {check for check, _ in TEETH} == set(checks.CHECKS)
+def test_every_check_rejects_a_broken_layer():
+    assert {check for check, _ in BROKEN_LAYERS} == set(checks.CHECKS)
 
 
 class WrongLengths(Digits):

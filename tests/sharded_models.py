@@ -1,4 +1,4 @@
-"""Models whose rows are spread over processes, and the same models on one: what ``tests/models/test_parallel.py`` compares."""
+"""Models whose rows are sharded across processes, and the same models on one: compared by ``tests/models/test_parallel.py``."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from permuteformer.models import (
     PermuteFormerForSequenceClassification,
     PermuteFormerForTokenClassification,
 )
-from permuteformer.models.parallel import spread
+from permuteformer.models.parallel import set_sequence_group
 from permuteformer.ops.sequence_parallel import SequenceGroup
 
 SIZE = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -27,11 +27,13 @@ CASES = {
     "packed-masked-lm": (PermuteFormerForMaskedLM, {"position": [{"name": "learned", "max_length": 64}, *TWO_SIDED]}),
     "masked-lm": (PermuteFormerForMaskedLM, {"position": TWO_SIDED}),
     "cls": (PermuteFormerForSequenceClassification, {}),
+    "cls-decay": (PermuteFormerForSequenceClassification, {"position": TWO_SIDED}),
     "mean": (PermuteFormerForSequenceClassification, {"pooling": "mean", "position": [{"name": "orthogonal"}]}),
     "last": (PermuteFormerForSequenceClassification, {"pooling": "last", "causal": True, "position": DECAY}),
     "grid": (PermuteFormerForSequenceClassification, {"axes": 2}),
     "tokens": (PermuteFormerForTokenClassification, {}),
     "match": (PermuteFormerForMatching, {}),
+    "match-decay": (PermuteFormerForMatching, {"position": TWO_SIDED}),
 }
 OF_ROWS = (PermuteFormerForSequenceClassification, PermuteFormerForMatching)
 B = 3
@@ -48,7 +50,7 @@ def build(name, dtype=torch.float64, **more):
 
 
 def batch(name, lengths):
-    """Whole rows, with padding of all kinds: one row has none, one has it in front and within, one at the end and in a whole stretch."""
+    """Whole rows: one without padding, one with it in front and within, one with it at the end and in a whole shard."""
     torch.manual_seed(1)
     length = sum(lengths)
     mask = torch.ones(B, length, dtype=torch.long)
@@ -71,7 +73,7 @@ def batch(name, lengths):
 
 
 def run(model, given, labels, weight=1.0):
-    """Logits, loss, and gradients of the loss so weighted."""
+    """Logits, loss, and gradients of the weighted loss."""
     more = {"shift_labels": labels} if isinstance(model, PermuteFormerForCausalLM) else {}
     out = model(**given, labels=labels, **more)
     (out.loss * weight).backward()
@@ -85,7 +87,7 @@ def alone(name, lengths, **more):
 def together(rank, name, lengths, checkpointed=False, **more):
     group = SequenceGroup()
     model = build(name, **more)
-    spread(model, group)
+    set_sequence_group(model, group)
     if checkpointed:
         model.gradient_checkpointing_enable()
     ends = list(itertools.accumulate(lengths, initial=0))
@@ -99,23 +101,24 @@ def together(rank, name, lengths, checkpointed=False, **more):
 
 
 def refusals(rank):
-    """What is said where something cannot be spread, or not be done with a model that is."""
+    """Messages for what sequence parallelism does not support."""
     group, ids = SequenceGroup(), torch.randint(0, 20, (1, 4))
     model = build("lm", torch.float32)
-    spread(model, group)
+    set_sequence_group(model, group)
     tries = {
         "labels": lambda: model(ids, labels=ids),
         "cache": lambda: model(ids, use_cache=True),
         "generate": lambda: model.generate(ids, max_new_tokens=2),
-        "softmax": lambda: spread(build("cls", attention={"name": "softmax"}), group),
-        "bias": lambda: spread(build("cls", position=[{"name": "t5_bias"}]), group),
+        "softmax": lambda: set_sequence_group(build("cls", attention={"name": "softmax"}), group),
+        "axes": lambda: set_sequence_group(build("cls-decay", axes=2), group),
+        "bias": lambda: set_sequence_group(build("cls", position=[{"name": "t5_bias"}]), group),
     }
-    said = {}
+    messages = {}
     for name, attempt in tries.items():
         try:
             attempt()
         except ValueError as error:
-            said[name] = str(error)
-    spread(model, None)
-    said["taken back"] = str(tuple(model.generate(ids, max_new_tokens=2, eos_token_id=None).shape))
-    return said
+            messages[name] = str(error)
+    set_sequence_group(model, None)
+    messages["undone"] = str(tuple(model.generate(ids, max_new_tokens=2, eos_token_id=None).shape))
+    return messages

@@ -165,9 +165,9 @@ def test_the_gradient_is_moved_back():
 @pytest.mark.parametrize(
     ("permutation", "message"),
     [
-        (torch.tensor([[0, 0, 1]]), "head 0 is not a permutation of 0 … 2: \\[0, 0, 1\\]"),
-        (torch.tensor([[0, 1], [1, 2]]), "head 1 is not a permutation"),
-        (torch.tensor([[0.0, 1.0]]), "must be an int64 tensor .* not torch.float32"),
+        (torch.tensor([[0, 0, 1]]), "head 0 .*\\[0, 0, 1\\]"),
+        (torch.tensor([[0, 1], [1, 2]]), "head 1 .*\\[1, 2\\]"),
+        (torch.tensor([[0.0, 1.0]]), "int64 .* torch.float32"),
         (torch.tensor([0, 1]), "shape \\(heads, features\\)"),
         (torch.zeros(0, 0, dtype=torch.int64), "shape \\(heads, features\\)"),
     ],
@@ -180,5 +180,5 @@ def test_what_is_no_permutation_is_refused(permutation, message):
 def test_a_permutation_that_mixes_axes_is_refused():
     with pytest.raises(ValueError, match="mixes features of different axes"):
         decompose(torch.tensor([[3, 0, 1, 2]]), axes=2)
-    with pytest.raises(ValueError, match="axes must be from 1 to the number of features, 2; it is 3"):
+    with pytest.raises(ValueError, match="axes .* 2, got 3"):
         axis_sizes(2, 3)

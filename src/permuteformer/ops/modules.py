@@ -34,10 +34,10 @@ class Linear(nn.Linear):
         """Return ``input @ weight.T + bias``."""
         weight, bias, size = self.weight, self.bias, self.weight.shape[-1]
         if (
-            input.numel() > FEW_ROWS * size
-            or torch.is_grad_enabled()
+            torch.is_grad_enabled()
+            or not is_eager()  # before any size: an exported graph must not depend on the length
+            or input.numel() > FEW_ROWS * size
             or size % fused_block.ALIGNED
-            or not is_eager()
             or not _is_plain(input, Tensor)
             or not _is_plain(weight, nn.Parameter)
             or not (bias is None or _is_plain(bias, nn.Parameter))

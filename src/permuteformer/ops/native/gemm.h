@@ -72,7 +72,7 @@ struct Ahead {
     };
     static constexpr ptrdiff_t LINE = 64;
 
-    Rows of[3] = {};
+    Rows of[5] = {};
     int count = 0, at = 0;
     int64_t rows = 0, row = 0, pace = 0;
     ptrdiff_t place = 0;

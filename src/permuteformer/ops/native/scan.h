@@ -114,11 +114,22 @@ static bool is_finite(const float *x, ptrdiff_t n) {
     return sum(total) == 0;
 }
 
-// A state of m x d, or its transpose, and m.
+// A state of m x d, or its transpose, and m; in whole vectors.
 struct State {
+    const ptrdiff_t size, features;
     float *kv, *z;
 
-    State(ptrdiff_t kv_size, ptrdiff_t z_size, Arena &arena) : kv(arena.zeros<float>(kv_size)), z(arena.zeros<float>(z_size)) {}
+    State(ptrdiff_t size, ptrdiff_t features, Arena &arena)
+        : size(size), features(features), kv(arena.zeros<float>(size)), z(arena.zeros<float>(features)) {}
+    void clear() const {
+        zero(kv, size);
+        zero(z, features);
+    }
+    void decay(float by) const {
+        if (by == 1) return;
+        scale(kv, by, size);
+        scale(z, by, features);
+    }
 };
 
 // The tokens of one head, block by block: buffers, features, and what all passes share.
@@ -137,6 +148,7 @@ struct Scan {
     const bool keeps_rows;
     const int64_t rows;  // of buffers
     int64_t n = 0, sweeps = 0;  // tokens of the current block; the current sweep
+    const Range *following = nullptr;  // the next block of the sweep
     float *all_q, *all_k, *all_v, *fq, *fk, *v;  // all rows, and those of the current block
     float *fk_t, *o, *w, *p, *near;
     // Global tokens: features of their queries and keys, and values, one row each.
@@ -206,8 +218,8 @@ struct Scan {
 
     // p = weights of the pairs of the block: scores by their decay, and zero for keys that a query does not see.
     void pairs() {
-        transpose(fk, s.f_row, n, s.m, s.panels(fk_t, s.m));
-        multiply(n, padded(n), s.m, fq, s.f_row, 1, s.panels(fk_t, s.m), s.rows(p, p_row), NEW);
+        transpose(fk, s.f_row, n, s.m, s.panels(fk_t, s.m, n));
+        multiply(n, padded(n), s.m, fq, s.f_row, 1, s.panels(fk_t, s.m, n), s.rows(p, p_row), NEW);
         decay_and_hide(p);
     }
     // Sets what a query does not see to zero: multiplying by zero would keep a NaN.
@@ -226,27 +238,32 @@ struct Scan {
             for (int64_t j = 0; j <= i; j++) add_scaled(o + i * s.v_row, v + j * s.v_row, p[i * p_row + j], s.dp);
         }
     }
-    void cross(State &state, ptrdiff_t size) const {
-        if (powers.across == 1) return;
-        scale(state.kv, powers.across, size);
-        scale(state.z, powers.across, s.mp);
-    }
-    void clear(State &state, ptrdiff_t size) const {
-        zero(state.kv, size);
-        zero(state.z, s.mp);
-    }
     // The state beyond the block: decayed, and the block's keys added.
-    void absorb(State &state, const Steps &steps) {
+    void absorb(const State &state, const Steps &steps) {
         for (int64_t i = 0; i < n; i++) scaled(v + i * s.v_row, steps.write_power[i], w + i * s.v_row, s.dp);
-        cross(state, s.m * s.dp);
-        multiply(s.m, s.dp, n, fk, 1, s.f_row, s.rows(w, s.v_row), s.rows(state.kv, s.dp), ADD);
+        state.decay(powers.across);
+        multiply(s.m, s.dp, n, fk, 1, s.f_row, s.rows(w, s.v_row), s.rows(state.kv, s.dp), ADD, ahead());
         add_rows(state.z, fk, s.f_row, n, s.mp, [&](ptrdiff_t i) { return steps.write_power[i]; });
     }
     template <typename Each>
     void each_block(bool from_right, Each each) {
         sweeps++;
         const int64_t count = static_cast<int64_t>(ranges.blocks.size());
-        for (int64_t i = 0; i < count; i++) each(ranges.blocks[from_right ? count - 1 - i : i]);
+        for (int64_t i = 0; i < count; i++) {
+            const Range *here = &ranges.blocks[from_right ? count - 1 - i : i];
+            following = i + 1 < count ? here + (from_right ? -1 : 1) : nullptr;
+            each(*here);
+        }
+    }
+    // The rows that the next block will read; none where they were read before, or are in another order.
+    Ahead ahead(bool gradients = false) const {
+        if (!following || call.orders || (keeps_rows && sweeps > 1)) return Ahead();
+        const int64_t t = following->begin, end = following->end;
+        const Ahead::Rows k = ISA::rows(call.k.rows(b, h), call.features), v = ISA::rows(call.v.rows(b, h), call.values);
+        if (!call.queries) return next(t, end, k, v);
+        const Ahead::Rows q = ISA::rows(call.q.rows(b, h), call.features);
+        if (!gradients) return next(t, end, q, k, v);
+        return next(t, end, q, k, v, ISA::rows(call.d_out.rows(b, h), call.values), ISA::rows(call.out.rows(b, h), call.values));
     }
     const float *of_head(const float *x, ptrdiff_t size) const { return x ? x + head * size : nullptr; }
 
@@ -255,7 +272,7 @@ struct Scan {
         State right = state();
         if (ranges.continued) load_state(s, of_head(call.after_kv, s.m * s.d), of_head(call.after_z, s.m), right.kv, right.z);
         each_block(true, [&](const Range &range) {
-            if (range.last) clear(right, s.m * s.dp);
+            if (range.last) right.clear();
             look(range);
             if (call.queries) {
                 multiply(n, s.dp, s.m, fq, s.f_row, 1, s.rows(right.kv, s.dp), s.rows(o, s.v_row), NEW);
@@ -279,7 +296,7 @@ struct Scan {
         const size_t count = ranges.globals.size();
         float *global_out = arena.zeros<float>(count * s.dp), *global_total = arena.zeros<float>(count + 1);
         each_block(false, [&](const Range &range) {
-            if (range.first) clear(left, s.m * s.dp);
+            if (range.first) left.clear();
             look(range);
             if (call.queries) {
                 pairs();
@@ -370,22 +387,21 @@ static void step(const Call &call, int64_t b, int64_t h) {
 template <int MAP>
 struct ScanBack : Scan<MAP> {
     typedef Scan<MAP> Base;
-    using Base::arena, Base::b, Base::call, Base::clear, Base::cross, Base::each_block, Base::each_global, Base::fk, Base::fq, Base::gk, Base::gq, Base::gv,
+    using Base::arena, Base::b, Base::call, Base::each_block, Base::each_global, Base::fk, Base::fk_t, Base::fq, Base::gk, Base::gq, Base::gv,
         Base::h, Base::head, Base::keeps_rows, Base::look, Base::n, Base::near, Base::of_head, Base::of_keys, Base::of_queries, Base::p, Base::p_row, Base::powers,
         Base::ranges, Base::s, Base::sweeps, Base::v, Base::w, Base::walk;
 
-    const ptrdiff_t size, size_t_;  // of a state m x d, and of one transposed, d x m, in buffers
     float *all_dq, *all_dk, *all_dv, *dfq, *dfk, *dv;  // of all rows, and of the current block
-    float *dn, *dnr, *df, *dp, *v_t, *g_t, d_total[BLOCK];
+    float *dn, *dnr, *df, *dp, *v_t, d_total[BLOCK];
     // Global tokens: dn and d_total of their queries, and gradients of their features and values.
     float *g_dn, *g_dtotal, *g_dq, *g_dk, *g_dv;
     double d_log = 0;
 
-    ScanBack(const Call &call, int64_t b, int64_t h) : Base(call, b, h), size(s.m * s.dp), size_t_(s.d * s.mp) {
+    ScanBack(const Call &call, int64_t b, int64_t h) : Base(call, b, h) {
         const auto zeros = [&](size_t count) { return arena.template zeros<float>(count); };
         all_dq = this->rows_of_features(), all_dk = this->rows_of_features(), all_dv = this->rows_of_values();
         dn = this->block_of_values(), dnr = this->block_of_values(), df = zeros(BLOCK * s.f_row), dp = zeros(BLOCK * p_row);
-        v_t = zeros(Sizes::panel_size(s.d, BLOCK)), g_t = zeros(Sizes::panel_size(s.d, s.mp));
+        v_t = zeros(s.d * p_row);
         const size_t count = ranges.globals.size();
         g_dn = zeros(count * s.dp), g_dv = zeros(count * s.dp), g_dtotal = zeros(count), g_dq = zeros(count * s.mp), g_dk = zeros(count * s.mp);
         for (size_t g = 0; call.queries && g < count; g++) {
@@ -396,14 +412,14 @@ struct ScanBack : Scan<MAP> {
     }
     void run() {
         const bool two_sided = call.mode == TWO_SIDED && call.queries, reverse = call.reverse;
-        State from_left = this->state(), from_right = this->state();
-        State &last = reverse ? from_left : from_right;  // the gradient of the state that the call returned
-        load_state(s, of_head(call.d_kv, s.m * s.d), of_head(call.d_z, s.m), last.kv, last.z);
+        const State from_left = transposed(), from_right = transposed();
+        // The gradient of the state that the call returned.
+        load_transposed(of_head(call.d_kv, s.m * s.d), of_head(call.d_z, s.m), reverse ? from_left : from_right);
         sweep(false, !reverse, two_sided || reverse, from_left);
         if (!reverse || call.d_log_decay) sweep(true, two_sided || reverse, !reverse, from_right);
         if (call.queries) put_globals();
-        if (call.d_kv_in && ranges.continues) store_state(s, from_right.kv, from_right.z, call.d_kv_in + head * s.m * s.d, call.d_z_in + head * s.m);
-        if (call.d_after_kv && ranges.continued) store_state(s, from_left.kv, from_left.z, call.d_after_kv + head * s.m * s.d, call.d_after_z + head * s.m);
+        if (call.d_kv_in && ranges.continues) store_transposed(from_right, call.d_kv_in, call.d_z_in);
+        if (call.d_after_kv && ranges.continued) store_transposed(from_left, call.d_after_kv, call.d_after_z);
         if (call.d_log_decay) call.d_log_decay[head] = d_log;
     }
 
@@ -418,13 +434,13 @@ struct ScanBack : Scan<MAP> {
     // One sweep over the blocks. With `keys`, the state S of keys gives gradients of queries, and its derivative D that of r. With
     // `gradients`, G, the gradient of the state that runs the other way, gives gradients of keys and values. The sweep from the left also
     // does the pairs within blocks, and sets the gradients of tokens, to which the other adds.
-    void sweep(bool from_right, bool keys, bool gradients, State &g) {
-        State state(size_t_, s.mp, arena), derivative(size_t_, s.mp, arena);
+    void sweep(bool from_right, bool keys, bool gradients, const State &g) {
+        const State state = transposed(), derivative = transposed();
         if (from_right ? ranges.continued : ranges.continues)
             load_transposed(of_head(from_right ? call.after_kv : call.kv_in, s.m * s.d), of_head(from_right ? call.after_z : call.z_in, s.m), state);
         const Steps &of_state = from_right ? powers.right : powers.left, &of_gradient = from_right ? powers.left : powers.right;
         each_block(from_right, [&](const Range &range) {
-            if (from_right ? range.last : range.first) clear(state, size_t_), clear(derivative, size_t_), clear(g, size);
+            if (from_right ? range.last : range.first) state.clear(), derivative.clear(), g.clear();
             look(range);
             const int64_t first = keeps_rows ? range.begin : 0;
             dfq = all_dq + first * s.f_row, dfk = all_dk + first * s.f_row, dv = all_dv + first * s.v_row;
@@ -444,27 +460,34 @@ struct ScanBack : Scan<MAP> {
                 queries_back(state, of_state);
                 if (call.d_log_decay) d_log += read_products(derivative, of_state, [](int64_t) { return 1; });
             }
-            if (gradients) keys_back(g, of_gradient);
+            if (gradients) keys_back(g, of_gradient, !from_right && call.queries);
             if (keys && (call.queries || call.d_log_decay)) absorb_keys(state, derivative, of_state);
             if (!keeps_rows || sweeps > 1) put(range, from_right && !keeps_rows);
         });
         if (keys && call.d_log_decay && from_right == static_cast<bool>(call.reverse)) {  // the returned state depends on r too
             const float *d_kv = of_head(call.d_kv, s.m * s.d), *d_z = of_head(call.d_z, s.m);
             for (ptrdiff_t i = 0; i < s.m; i++)
-                for (ptrdiff_t j = 0; j < s.d; j++) d_log += static_cast<double>(d_kv[i * s.d + j]) * derivative.kv[j * s.mp + i];
+                for (ptrdiff_t j = 0; j < s.d; j++) d_log += static_cast<double>(d_kv[i * s.d + j]) * derivative.kv[j * s.f_row + i];
             d_log += dot(d_z, derivative.z, s.m);
         }
     }
-    void load_transposed(const float *kv, const float *z, State &state) const {
+    // States d x m, whose rows are those of features.
+    State transposed() { return State(s.d * s.f_row, s.mp, arena); }
+    void load_transposed(const float *kv, const float *z, const State &state) const {
         for (ptrdiff_t i = 0; kv && i < s.m; i++)
-            for (ptrdiff_t j = 0; j < s.d; j++) state.kv[j * s.mp + i] = kv[i * s.d + j];
+            for (ptrdiff_t j = 0; j < s.d; j++) state.kv[j * s.f_row + i] = kv[i * s.d + j];
         if (z) copy_row(z, state.z, s.m);
+    }
+    void store_transposed(const State &state, float *kv, float *z) const {
+        for (ptrdiff_t i = 0; i < s.m; i++)
+            for (ptrdiff_t j = 0; j < s.d; j++) kv[(head * s.m + i) * s.d + j] = state.kv[j * s.f_row + i];
+        copy_row(state.z, z + head * s.m, s.m);
     }
     // Gradients from the pairs within the block: sets dfq, dfk and dv.
     void pairs_back() {
         this->pairs();
-        transpose(v, s.v_row, n, s.d, s.panels(v_t, s.d));
-        multiply(n, padded(n), s.d, dn, s.v_row, 1, s.panels(v_t, s.d), s.rows(dp, p_row), NEW);
+        transpose(v, s.v_row, n, s.d, s.panels(v_t, s.d, n));
+        multiply(n, padded(n), s.d, dn, s.v_row, 1, s.panels(v_t, s.d, n), s.rows(dp, p_row), NEW);
         for (int64_t i = 0; i < n; i++) {
             float *row = dp + i * p_row;
             for (int64_t j = 0; j < n; j += W) store(row + j, load(row + j) + d_total[i]);
@@ -479,14 +502,14 @@ struct ScanBack : Scan<MAP> {
     // Gradients of queries from reading S, transposed. dnr is dn decayed to the state.
     void queries_back(const State &state, const Steps &steps) {
         if (call.d_log_decay) d_log += read_products(state, steps, [&](int64_t i) { return steps.read[i]; });
-        multiply(n, s.mp, s.d, dnr, s.v_row, 1, s.rows(state.kv, s.mp), s.rows(dfq, s.f_row), ADD);
+        multiply(n, s.mp, s.d, dnr, s.v_row, 1, s.rows(state.kv, s.f_row), s.rows(dfq, s.f_row), ADD);
         for (int64_t i = 0; i < n; i++) add_scaled(dfq + i * s.f_row, state.z, steps.read_power[i] * d_total[i], s.mp);
     }
     // The sum over queries of weight(i) times what the state contributes to the loss.
     template <typename Weight>
     double read_products(const State &state, const Steps &steps, Weight weight) {
         double products = 0;
-        multiply(n, s.mp, s.d, dnr, s.v_row, 1, s.rows(state.kv, s.mp), s.rows(df, s.f_row), NEW);
+        multiply(n, s.mp, s.d, dnr, s.v_row, 1, s.rows(state.kv, s.f_row), s.rows(df, s.f_row), NEW);
         for (int64_t i = 0; i < n; i++) {
             add_scaled(df + i * s.f_row, state.z, steps.read_power[i] * d_total[i], s.mp);
             products += weight(i) * static_cast<double>(dot(fq + i * s.f_row, df + i * s.f_row, s.mp));
@@ -494,36 +517,38 @@ struct ScanBack : Scan<MAP> {
         return products;
     }
     // Gradients of keys and values from G, and G beyond the block. It is the gradient of a state that these keys wrote and its queries read.
-    void keys_back(State &g, const Steps &steps) {
-        transpose(g.kv, s.dp, s.m, s.d, s.panels(g_t, s.d));
+    void keys_back(const State &g, const Steps &steps, bool is_transposed) {
+        const Matrix keys = s.panels(fk_t, s.m, n);
+        if (!is_transposed) transpose(fk, s.f_row, n, s.m, keys);
         for (int64_t i = 0; i < n; i++) scaled(v + i * s.v_row, steps.write_power[i], w + i * s.v_row, s.dp);
-        multiply(n, s.mp, s.d, w, s.v_row, 1, s.panels(g_t, s.d), s.rows(dfk, s.f_row), ADD);
-        multiply(n, s.dp, s.m, fk, s.f_row, 1, s.rows(g.kv, s.dp), s.rows(w, s.v_row), NEW);
+        multiply(n, s.mp, s.d, w, s.v_row, 1, s.rows(g.kv, s.f_row), s.rows(dfk, s.f_row), ADD, this->ahead(true));
+        multiply(s.d, padded(n), s.m, g.kv, s.f_row, 1, keys, s.rows(v_t, p_row), NEW);
+        transpose(v_t, p_row, s.d, n, s.rows(w, s.v_row));
         for (int64_t i = 0; i < n; i++) {
             add_scaled(dfk + i * s.f_row, g.z, steps.write_power[i], s.mp);
             add_scaled(dv + i * s.v_row, w + i * s.v_row, steps.write_power[i], s.dp);
         }
-        cross(g, size);
+        g.decay(powers.across);
         if (!call.queries) return;
         for (int64_t i = 0; i < n; i++) scaled(dn + i * s.v_row, steps.read_power[i], w + i * s.v_row, s.dp);
-        multiply(s.m, s.dp, n, fq, 1, s.f_row, s.rows(w, s.v_row), s.rows(g.kv, s.dp), ADD);
+        multiply(s.d, s.mp, n, w, 1, s.v_row, s.rows(fq, s.f_row), s.rows(g.kv, s.f_row), ADD);
         add_rows(g.z, fq, s.f_row, n, s.mp, [&](ptrdiff_t i) { return steps.read_power[i] * d_total[i]; });
     }
     // S <- r^C S + sum of r^w f(k) v^T, and by log r, D <- r^C (D + C S) + sum of w r^w f(k) v^T.
-    void absorb_keys(State &state, State &derivative, const Steps &steps) {
+    void absorb_keys(const State &state, const State &derivative, const Steps &steps) {
         if (call.d_log_decay) {
             float by[BLOCK];
             for (int64_t i = 0; i < n; i++) by[i] = steps.write[i] * steps.write_power[i];
-            add_scaled(derivative.kv, state.kv, powers.total, size_t_);
+            add_scaled(derivative.kv, state.kv, powers.total, state.size);
             add_scaled(derivative.z, state.z, powers.total, s.mp);
             absorb_transposed(derivative, by);
         }
         absorb_transposed(state, steps.write_power);
     }
-    void absorb_transposed(State &state, const float *by) {
-        cross(state, size_t_);
+    void absorb_transposed(const State &state, const float *by) {
+        state.decay(powers.across);
         for (int64_t i = 0; i < n; i++) scaled(v + i * s.v_row, by[i], w + i * s.v_row, s.dp);
-        multiply(s.d, s.mp, n, w, 1, s.v_row, s.rows(fk, s.f_row), s.rows(state.kv, s.mp), ADD);
+        multiply(s.d, s.mp, n, w, 1, s.v_row, s.rows(fk, s.f_row), s.rows(state.kv, s.f_row), ADD);
         add_rows(state.z, fk, s.f_row, n, s.mp, [&](ptrdiff_t i) { return by[i]; });
     }
     // Gradients from a query and a key with weight 1.

@@ -100,6 +100,10 @@ struct Sizes {
     explicit Sizes(const Call &call) : m(call.features), d(call.values), mp(padded(m)), dp(padded(d)), f_row(mp + W), v_row(dp) {}
     Matrix rows(float *data, ptrdiff_t row) const { return {data, row, PANEL}; }
     Matrix panels(float *data, ptrdiff_t rows) const { return {data, PANEL, rows * PANEL}; }
+    // Panels of a block of tokens as columns. A single panel is no wider than the block, so that it stays in the first-level cache.
+    Matrix panels(float *data, ptrdiff_t rows, ptrdiff_t tokens) const {
+        return tokens < PANEL ? Matrix{data, padded(tokens), 0} : panels(data, rows);
+    }
     static ptrdiff_t panel_size(ptrdiff_t rows, ptrdiff_t columns) { return rows * ((columns + PANEL - 1) / PANEL) * PANEL; }
     float *run_rows(Arena &arena) const { return arena.zeros<float>(RUN * f_row); }
 };

@@ -28,6 +28,7 @@ OP = {"batch": 1, "heads": 8, "values": 64}
 BIDIRECTIONAL = {**OP, "length": 4096, "features": 256}
 CAUSAL = {**OP, "length": 8192, "features": 64, "causal": True}
 TWO_SIDED = {**BIDIRECTIONAL, "two_sided": True}
+OF_IMAGES = {"batch": 4, "heads": 4, "length": 1024, "features": 64, "values": 16, "two_sided": True}
 
 DECODER = {"vocab_size": 259}
 """Bytes, so that the work is in the six layers, 512 wide, and not in the vocabulary."""
@@ -66,6 +67,7 @@ def ops(dtype: str = "float32") -> list[Group]:
         group("causal, with gradients", CAUSAL, (*linear, "sdpa"), gradients=True),
         group("two-sided", TWO_SIDED, linear, gradients=False),
         group("two-sided, with gradients", TWO_SIDED, linear, gradients=True),
+        group("two-sided of images, with gradients", OF_IMAGES, linear, gradients=True),
     ]
 
 

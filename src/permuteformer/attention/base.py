@@ -191,8 +191,8 @@ def select_tokens(x: Tensor, queries: Tensor) -> Tensor:
 
 
 def positions_of(tokens: Tokens, state: Any, like: Tensor) -> Tensor:
-    """Return the positions ``b l a`` of keys ``b h l d``: given, or counted from the state."""
-    b, _, length, _ = like.shape
+    """Return the positions ``b l a`` of the tokens of ``like``, ``b … l d``: given, or counted from the state."""
+    b, length = like.shape[0], like.shape[-2]
     if tokens.positions is not None:
         return tokens.positions.expand(b, -1, -1)
     if state is None:

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from permuteformer.attention import ATTENTIONS, Attention
-from permuteformer.attention.base import select_tokens
+from permuteformer.attention.base import positions_of, select_tokens
 from permuteformer.folders import write_whole
 from permuteformer.models import fused
 from permuteformer.models.cache import PermuteFormerCache
@@ -112,23 +112,16 @@ class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """Initialise parameters that were not loaded, and buffers that no checkpoint holds."""
         if isinstance(module, (PositionEncoding, Attention)):
             module.reset(init.copy_)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
-            if self.config.initialization == "fairseq":
-                init.xavier_uniform_(module.weight, gain=2**-0.5 if getattr(module, "is_input_projection", False) else 1)
-            else:
-                init.normal_(module.weight, std=self.config.initializer_range)
+        elif self.config.initialization == "fairseq" and isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight, gain=2**-0.5 if getattr(module, "is_input_projection", False) else 1)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, nn.Conv2d):
-            init.normal_(module.weight, std=self.config.initializer_range)
-        elif isinstance(module, nn.Embedding):
-            fairseq = self.config.initialization == "fairseq"
-            init.normal_(module.weight, std=self.config.hidden_size**-0.5 if fairseq else self.config.initializer_range)
+        elif self.config.initialization == "fairseq" and isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.hidden_size**-0.5)
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
+        else:
+            super()._init_weights(module)
 
 
 class PermuteFormerModel(PermuteFormerPreTrainedModel):
@@ -153,12 +146,6 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value  # type: ignore[assignment]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -286,16 +273,14 @@ class PermuteFormerModel(PermuteFormerPreTrainedModel):
 
     def _positions(self, tokens: Tokens, x: Tensor, state: Any) -> Tensor:
         """Return positions ``b l a``, given or counted, for encodings of embeddings."""
-        batch, length, _ = x.shape
         if tokens.positions is not None:
             return tokens.positions
-        if self.sequence is not None:
-            shards = self.sequence.shards(tokens.mask, tokens.segments, batch, length, x.device)
-            first = None if shards.first is None else shards.first[self.sequence.rank]
-            return tokens.count(shards.before(self.sequence.rank), length, first)
-        if state is not None:
-            return tokens.count(state.next_position, length, state.segment)
-        return tokens.count(torch.zeros(batch, dtype=torch.int64, device=x.device), length)
+        if self.sequence is None:
+            return positions_of(tokens, state, x)
+        batch, length, _ = x.shape
+        shards = self.sequence.shards(tokens.mask, tokens.segments, batch, length, x.device)
+        first = None if shards.first is None else shards.first[self.sequence.rank]
+        return tokens.count(shards.before(self.sequence.rank), length, first)
 
     def _check_ids(self, input_ids: Tensor) -> None:
         if can_read_values(input_ids) and input_ids.numel():

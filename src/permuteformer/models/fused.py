@@ -125,7 +125,7 @@ def attend(block: PermuteFormerBlock, x: Tensor, tokens: Tokens) -> Tensor | Non
         return None
     positions, queries, query_positions = tokens.positions, None, None
     if tokens.queries is not None:
-        positions = positions_of(tokens, None, x.unsqueeze(1))
+        positions = positions_of(tokens, None, x)
         queries, query_positions = select_tokens(x, tokens.queries), select_tokens(positions, tokens.queries)
     cycles, of_head = (None, None) if rotation is None else rotation
     number, normalize = native_backend.MAPS[attention.feature_map.__name__], attention.normalizer != "none"

@@ -20,7 +20,7 @@ from transformers.utils import can_return_tuple
 from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel, check_extra
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.config import PermuteFormerConfig
-from permuteformer.ops.checks import is_traced
+from permuteformer.ops.checks import can_read_values
 from permuteformer.ops.modules import Dropout, Linear
 from permuteformer.ops.sequence_parallel import SequenceGroup
 
@@ -128,24 +128,11 @@ class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
             kwargs: for the loss.
         """
         check_extra(kwargs)
-        all_tokens = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        pooled = self.pooler.arguments(input_ids if inputs_embeds is None else inputs_embeds, attention_mask, all_tokens)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            use_cache=False,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-            **pooled,
-        )
-        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, attention_mask, "queries" in pooled)))
-        loss = None
-        if labels is not None:
-            check_labels(labels, self.num_labels)
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
-        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        keeps = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        pooled, hidden_states = _pool(self, input_ids, attention_mask, position_ids, inputs_embeds, keeps)
+        logits = self.classifier(self.dropout(pooled))
+        loss = _loss(self, labels, self.num_labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, hidden_states=hidden_states)
 
 
 class PermuteFormerForTokenClassification(PermuteFormerPreTrainedModel):
@@ -183,21 +170,10 @@ class PermuteFormerForTokenClassification(PermuteFormerPreTrainedModel):
             kwargs: for the loss.
         """
         check_extra(kwargs)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            use_cache=False,
-            segment_ids=segment_ids,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        given = (input_ids, attention_mask, position_ids, inputs_embeds)
+        outputs = self.model(*given, use_cache=False, segment_ids=segment_ids, output_hidden_states=output_hidden_states, return_dict=True)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            check_labels(labels, self.num_labels)
-            loss = self.loss_function(logits, labels, self.config, **kwargs)
+        loss = _loss(self, labels, self.num_labels, logits=logits, config=self.config, **kwargs)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -219,12 +195,6 @@ class PermuteFormerForCausalLM(PermuteFormerPreTrainedModel, GenerationMixin):  
         self.model = PermuteFormerModel(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head = new_embeddings  # type: ignore[assignment]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -249,28 +219,15 @@ class PermuteFormerForCausalLM(PermuteFormerPreTrainedModel, GenerationMixin):  
             kwargs: for the loss: ``num_items_in_batch``.
         """
         check_extra(kwargs)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            segment_ids=segment_ids,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        if labels is not None and self.model.sequence is not None and kwargs.get("shift_labels") is None:
+            raise ValueError(
+                "labels are shifted by one, and the token after the last is on the next process: pass shift_labels, the token after each"
+            )
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, past_key_values, use_cache, segment_ids)
+        outputs = self.model(*given, output_hidden_states=output_hidden_states, return_dict=True)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            check_labels(labels, self.config.vocab_size)
-            if self.model.sequence is not None and kwargs.get("shift_labels") is None:
-                raise ValueError(
-                    "labels are shifted by one, and the token after the last is on the next process: pass shift_labels too, the token "
-                    "after each"
-                )
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        loss = _loss(self, labels, self.config.vocab_size, logits=logits, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
@@ -316,12 +273,6 @@ class PermuteFormerForMaskedLM(PermuteFormerPreTrainedModel):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head = new_embeddings  # type: ignore[assignment]
-
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
@@ -341,21 +292,10 @@ class PermuteFormerForMaskedLM(PermuteFormerPreTrainedModel):
             kwargs: for the loss.
         """
         check_extra(kwargs)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            use_cache=False,
-            segment_ids=segment_ids,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        given = (input_ids, attention_mask, position_ids, inputs_embeds)
+        outputs = self.model(*given, use_cache=False, segment_ids=segment_ids, output_hidden_states=output_hidden_states, return_dict=True)
         logits = self.lm_head(self.dense_norm(self.activation(self.dense(outputs.last_hidden_state))))
-        loss = None
-        if labels is not None:
-            check_labels(labels, self.config.vocab_size)
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        loss = _loss(self, labels, self.config.vocab_size, logits=logits, vocab_size=self.config.vocab_size, **kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -407,26 +347,40 @@ class PermuteFormerForMatching(PermuteFormerPreTrainedModel):
             kwargs: for the loss.
         """
         check_extra(kwargs)
-        first = (input_ids, attention_mask, position_ids)
-        second = (second_input_ids, second_attention_mask, second_position_ids)
-        pooled = [self._pool(*document) for document in (first, second)]
-        logits = self.classifier(torch.cat(pooled, dim=-1))
-        loss = None
-        if labels is not None:
-            check_labels(labels, self.num_labels)
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        first, _ = _pool(self, input_ids, attention_mask, position_ids)
+        second, _ = _pool(self, second_input_ids, second_attention_mask, second_position_ids)
+        logits = self.classifier(torch.cat([first, second], dim=-1))
+        loss = _loss(self, labels, self.num_labels, pooled_logits=logits, config=self.config, **kwargs)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
-    def _pool(self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
-        picked = self.pooler.arguments(input_ids, attention_mask)
-        outputs = self.model(input_ids, attention_mask, position_ids, use_cache=False, return_dict=True, **picked)
-        pooled: Tensor = self.pooler(outputs.last_hidden_state, attention_mask, "queries" in picked)
-        return pooled
+
+def _pool(
+    head: Any,
+    input_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    inputs_embeds: Tensor | None = None,
+    keeps: bool = False,
+) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    """Run the backbone and pool its output: return ``b d``, and all hidden states if ``keeps``."""
+    chosen = head.pooler.arguments(input_ids if inputs_embeds is None else inputs_embeds, attention_mask, keeps)
+    given = (input_ids, attention_mask, position_ids, inputs_embeds)
+    outputs = head.model(*given, use_cache=False, output_hidden_states=keeps, return_dict=True, **chosen)
+    return head.pooler(outputs.last_hidden_state, attention_mask, "queries" in chosen), outputs.hidden_states
+
+
+def _loss(head: PermuteFormerPreTrainedModel, labels: Tensor | None, num_labels: int, **arguments: Any) -> Tensor | None:
+    """Check labels and return the loss that transformers has for the head; ``None`` without labels."""
+    if labels is None:
+        return None
+    check_labels(labels, num_labels)
+    loss: Tensor = head.loss_function(labels=labels, **arguments)
+    return loss
 
 
 def check_labels(labels: Tensor, num_labels: int) -> None:
     """Raise where a label is out of range (-100 is ignored, as in transformers)."""
-    if labels.dtype not in (torch.int64, torch.int32) or labels.device.type != "cpu" or is_traced() or num_labels == 1:
+    if labels.dtype not in (torch.int64, torch.int32) or not can_read_values(labels) or num_labels == 1:
         return
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
     if wrong.numel():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from permuteformer.attention.base import select_tokens
+from permuteformer.attention.base import positions_of, select_tokens
 from permuteformer.attention.linear import LinearAttention
 from permuteformer.models import fused
 from permuteformer.models.backbone import PermuteFormerBlock, PermuteFormerModel
@@ -59,9 +59,7 @@ def encode_in_blocks(
         )
     batch, length = input_ids.shape
     tokens = model.tokens(batch, length, input_ids.device, attention_mask, position_ids)
-    if tokens.positions is None:
-        first = torch.zeros(batch, dtype=torch.int64, device=input_ids.device)
-        tokens = replace(tokens, positions=tokens.count(first, length))
+    tokens = replace(tokens, positions=positions_of(tokens, None, input_ids.unsqueeze(-1)))
     blocks: list[Part] = [slice(start, start + block_size) for start in range(0, length, block_size)]
     x = torch.cat([model.embed(input_ids[:, block], None, _part(tokens, block)) for block in blocks], dim=1)
     for layer in model.blocks:

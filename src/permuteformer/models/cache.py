@@ -66,12 +66,11 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
     def reset(self) -> None:
         self.state, self.seen, self.is_initialized = None, 0, False
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.state is not None:
             self.state = self.state.select(indices.to(self.state[0].device))
+
+    reorder_cache = batch_select_indices
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
@@ -80,14 +79,10 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         raise NotImplementedError("a state does not remember single tokens, so none can be removed: keep an earlier cache instead")
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise NotImplementedError("this cache holds states, not keys and values: the model stores them itself")
+    def update(self, *arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError("this cache holds states, not keys and values: the model stores them itself, on the device of each layer")
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("this cache holds states, not keys and values: the model stores them itself")
-
-    def offload(self) -> None:
-        raise NotImplementedError("states stay on the device of their layer: they are small")
+    lazy_initialization = offload = update
 
 
 class PermuteFormerCache(Cache):  # type: ignore[misc]
@@ -166,8 +161,7 @@ def _flatten(cache: PermuteFormerCache) -> tuple[list[Any], None]:
 
 
 def _flatten_with_keys(cache: PermuteFormerCache) -> tuple[list[tuple[Any, Any]], None]:
-    parts, context = _flatten(cache)
-    return [(pytree.SequenceKey(n), part) for n, part in enumerate(parts)], context
+    return [(pytree.SequenceKey(n), layer.state) for n, layer in enumerate(cache.layers)], None
 
 
 def _unflatten(parts: Iterable[Any], context: None) -> PermuteFormerCache:

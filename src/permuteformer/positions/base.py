@@ -51,11 +51,11 @@ class PositionEncoding(ExactBuffers):
     [[[[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0]]]]
     """
 
-    keeps_sign: ClassVar[bool] = True
+    keeps_sign: bool = True
     """Whether ``transform`` maps positive features to positive ones (Property 3). If not, linear attention computes its normaliser from
     the features before ``transform``."""
 
-    is_group: ClassVar[bool] = False
+    is_group: bool = False
     """Whether ``transform`` at i + j is ``transform`` at i of ``transform`` at j, and keeps dot products. Then each block of a sequence can
     count from its own first token, and all blocks share one table."""
 
@@ -146,57 +146,30 @@ class Compose(PositionEncoding):
 
     def __init__(self, encodings: Iterable[PositionEncoding]) -> None:
         super().__init__()
-        self.encodings = nn.ModuleList(encodings)
-        users = {hook: [e for e in self.encodings if hook in e.hooks] for hook in HOOKS}  # type: ignore[operator]
+        parts = list(encodings)
+        self.encodings = nn.ModuleList(parts)
+        users = {hook: [part for part in parts if hook in part.hooks] for hook in HOOKS}
         for hook, found in users.items():
             if hook != "embed" and len(found) > 1:
                 names = " and ".join(type(encoding).__name__ for encoding in found)
                 raise ValueError(f"position encodings {names} both define {hook!r}: keep one of them")
         nothing = PositionEncoding()
         self._hooks = frozenset(hook for hook, found in users.items() if found)
-        self._embedding: list[PositionEncoding] = users["embed"]  # type: ignore[assignment]
-        # In a tuple, so that they are not submodules twice.
-        self._by_hook = tuple(users[hook][0] if users[hook] else nothing for hook in ("transform", "bias", "log_decay"))
-
-    @property
-    def _transform(self) -> PositionEncoding:
-        return self._by_hook[0]  # type: ignore[return-value]
-
-    @property
-    def _decay(self) -> PositionEncoding:
-        return self._by_hook[2]  # type: ignore[return-value]
+        self._embedding = users["embed"]
+        # In a dict, so that they are not submodules twice.
+        self._by_hook = {hook: found[0] if found else nothing for hook, found in users.items()}
+        transform = self._by_hook["transform"]
+        self.keeps_sign, self.is_group = transform.keeps_sign, transform.is_group or transform is nothing
+        self.num_heads, self.feature_size, self.axes = transform.num_heads, transform.feature_size, transform.axes
+        self.two_sided = self._by_hook["log_decay"].two_sided
 
     @property
     def hooks(self) -> frozenset[str]:
         return self._hooks
 
     @property
-    def keeps_sign(self) -> bool:  # type: ignore[override]
-        return self._transform.keeps_sign
-
-    @property
-    def is_group(self) -> bool:  # type: ignore[override]
-        return "transform" not in self._hooks or self._transform.is_group
-
-    @property
-    def two_sided(self) -> bool:  # type: ignore[override]
-        return self._decay.two_sided
-
-    @property
     def decay_axes(self) -> int:
-        return self._decay.decay_axes
-
-    @property
-    def num_heads(self) -> int | None:  # type: ignore[override]
-        return self._transform.num_heads
-
-    @property
-    def feature_size(self) -> int | None:  # type: ignore[override]
-        return self._transform.feature_size
-
-    @property
-    def axes(self) -> int | None:  # type: ignore[override]
-        return self._transform.axes
+        return self._by_hook["log_decay"].decay_axes
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         for encoding in self._embedding:
@@ -204,19 +177,19 @@ class Compose(PositionEncoding):
         return x
 
     def tables(self, positions: Tensor) -> Any:
-        return self._transform.tables(positions)
+        return self._by_hook["transform"].tables(positions)
 
     def transform(self, x: Tensor, tables: Any) -> Tensor:
-        return self._transform.transform(x, tables)
+        return self._by_hook["transform"].transform(x, tables)
 
     def rotation(self) -> Rotation | None:
-        return self._transform.rotation()
+        return self._by_hook["transform"].rotation()
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        return self._by_hook[1].bias(query_positions, key_positions)  # type: ignore[operator,no-any-return]
+        return self._by_hook["bias"].bias(query_positions, key_positions)
 
     def log_decay(self) -> Tensor | None:
-        return self._decay.log_decay()
+        return self._by_hook["log_decay"].log_decay()
 
     def check(self, reach: Sequence[int]) -> None:
         for encoding in self.encodings:

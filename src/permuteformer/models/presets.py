@@ -9,30 +9,16 @@ from typing import Any
 
 Fields = dict[str, Any]
 
-LRA_TEXT: Fields = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048, "hidden_dropout": 0.1}
-LRA_RETRIEVAL: Fields = {
-    "hidden_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 512,
-    "hidden_dropout": 0.1,
-}
-LRA_IMAGE: Fields = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128, "hidden_dropout": 0.3}
-LRA_PATHFINDER: Fields = {
-    "hidden_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "intermediate_size": 128,
-    "hidden_dropout": 0.1,
-}
+
+def _sizes(width: int, layers: int, heads: int, feed_forward: int, dropout: float) -> Fields:
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": feed_forward}
+    return {**sizes, "hidden_dropout": dropout}
+
+
 LM: Fields = {
+    **_sizes(512, 6, 8, 1024, 0.1),
     "vocab_size": 267_744,
-    "hidden_size": 512,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "intermediate_size": 1024,
     "hidden_act": "relu",
-    "hidden_dropout": 0.1,
     "bos_token_id": 2,
     "causal": True,
     "scale_embeddings": True,
@@ -44,10 +30,10 @@ LM_LENGTH = 512
 """Tokens per training sequence of the paper's language models."""
 
 TASKS: dict[str, tuple[Fields, int, int]] = {
-    "text": (LRA_TEXT, 4000, 1),
-    "retrieval": (LRA_RETRIEVAL, 4000, 1),
-    "image": (LRA_IMAGE, 1026, 2),
-    "pathfinder": (LRA_PATHFINDER, 1026, 2),
+    "text": (_sizes(512, 6, 8, 2048, 0.1), 4000, 1),
+    "retrieval": (_sizes(128, 4, 4, 512, 0.1), 4000, 1),
+    "image": (_sizes(64, 3, 4, 128, 0.3), 1026, 2),
+    "pathfinder": (_sizes(128, 4, 8, 128, 0.1), 1026, 2),
 }
 """For each task of Long-Range Arena: model sizes, the longest input with CLS and SEP, and the number of position axes."""
 

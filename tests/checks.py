@@ -10,6 +10,7 @@ import itertools
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,6 +29,21 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = N
     torch.testing.assert_close(actual.to(expected.dtype), expected, **TOLERANCE[dtype or actual.dtype])
 
 
+def assert_all_close(actual, expected, dtype: torch.dtype) -> None:
+    """Compare tensors one by one, each divided by its largest number: sums are rounded at their own size."""
+    for ours, theirs in zip(actual, expected, strict=True):
+        size = theirs.abs().max().clamp(min=1)
+        assert_close(ours / size, theirs / size, dtype)
+
+
+def assert_as_exact(ours, float32, float64) -> None:
+    """Require that the kernel is nearly as close to float64 as PyTorch's own float32 is."""
+    for n, (kernel, usual, exact) in enumerate(zip(ours, float32, float64, strict=True)):
+        size = exact.abs().max().clamp(min=1)
+        error, other = ((x.double() - exact).abs().max() for x in (kernel, usual))
+        assert error <= 2e-6 * size + 5 * other, (n, float(error), float(other))
+
+
 def largest_tensor(call) -> int:
     """Run ``call`` without gradients and return the bytes of the largest tensor that it makes."""
     sizes = []
@@ -43,8 +59,9 @@ def largest_tensor(call) -> int:
     return max(sizes)
 
 
-def inputs(layer, batch: int = 2, length: int = 21) -> Tensor:
-    return torch.randn(batch, length, layer.hidden_size, dtype=torch.float64)
+def inputs(layer, batch: int = 2, length: int = 21) -> tuple[Tensor, Tensor | None]:
+    """Return random tokens, and their positions on a grid, or ``None`` with one axis."""
+    return torch.randn(batch, length, layer.hidden_size, dtype=torch.float64), grid(layer, batch, length)
 
 
 def grid(layer, batch: int, length: int) -> Tensor | None:
@@ -52,9 +69,13 @@ def grid(layer, batch: int, length: int) -> Tensor | None:
     if layer.axes == 1:
         return None
     i = torch.arange(length)
-    return torch.stack([i // 4**axis % 4 if axis < layer.axes - 1 else i // 4**axis for axis in range(layer.axes)], dim=-1).expand(
-        batch, -1, -1
-    )
+    columns = [i // 4**axis % 4 for axis in range(layer.axes - 1)]
+    return torch.stack([*columns, i // 4 ** (layer.axes - 1)], dim=-1).expand(batch, -1, -1)
+
+
+def explicit(positions: Tensor | None, batch: int, length: int) -> Tensor:
+    """Return positions, or 0, 1, … for ``None``."""
+    return torch.arange(length).view(1, -1, 1).expand(batch, -1, -1) if positions is None else positions
 
 
 def part(positions: Tensor | None, tokens: slice) -> Tensor | None:
@@ -63,8 +84,7 @@ def part(positions: Tensor | None, tokens: slice) -> Tensor | None:
 
 def check_causal(layer) -> None:
     """Later tokens change no earlier output; earlier tokens are seen."""
-    x = inputs(layer)
-    positions = grid(layer, *x.shape[:2])
+    x, positions = inputs(layer)
     expected, _ = layer(x, positions=positions)
     changed = x.clone()
     changed[:, 13:] += 1
@@ -76,8 +96,7 @@ def check_causal(layer) -> None:
 
 def check_no_poison(layer) -> None:
     """A NaN reaches only the tokens that see it: those of its own row, and if causal from its own index on."""
-    x = inputs(layer)
-    positions = grid(layer, *x.shape[:2])
+    x, positions = inputs(layer)
     expected, _ = layer(x, positions=positions)
     x[0, 13] = torch.nan
     y, _ = layer(x, positions=positions)
@@ -89,9 +108,8 @@ def check_no_poison(layer) -> None:
 
 def check_padding(layer) -> None:
     """Padding on the right changes no output and no gradient of a real token, whatever it contains, and has gradients of zero."""
-    x = inputs(layer)
+    x, positions = inputs(layer)
     batch, length, _ = x.shape
-    positions = grid(layer, batch, length)
     for real in (1, 8, 20):
         alone, padded = x[:, :real].clone().requires_grad_(), x.clone()
         padded[:, real:] = torch.nan
@@ -107,8 +125,7 @@ def check_padding(layer) -> None:
 
 def check_masked_keys(layer) -> None:
     """Masked keys anywhere are not seen, whatever they contain; other keys are."""
-    x = inputs(layer)
-    positions = grid(layer, *x.shape[:2])
+    x, positions = inputs(layer)
     mask = torch.ones(x.shape[:2], dtype=torch.bool)
     mask[:, 5:9] = False
     expected, _ = layer(x, positions=positions, key_mask=mask)
@@ -121,8 +138,7 @@ def check_masked_keys(layer) -> None:
 
 def check_all_masked(layer) -> None:
     """A row whose keys are all masked gives zero in the attention: the layer gives its output bias."""
-    x = inputs(layer)
-    positions = grid(layer, *x.shape[:2])
+    x, positions = inputs(layer)
     mask = torch.ones(x.shape[:2], dtype=torch.bool)
     mask[0] = False
     y, _ = layer(x, positions=positions, key_mask=mask)
@@ -132,8 +148,7 @@ def check_all_masked(layer) -> None:
 
 def check_batch(layer) -> None:
     """A row does not depend on the other rows."""
-    x = inputs(layer, batch=3)
-    positions = grid(layer, *x.shape[:2])
+    x, positions = inputs(layer, batch=3)
     y, _ = layer(x, positions=positions)
     for row in range(3):
         alone, _ = layer(x[row : row + 1], positions=None if positions is None else positions[:1])
@@ -142,8 +157,7 @@ def check_batch(layer) -> None:
 
 def check_queries(layer) -> None:
     """Outputs and gradients of selected queries equal those among all tokens, whatever the padding contains."""
-    x = inputs(layer)
-    positions = grid(layer, *x.shape[:2])
+    x, positions = inputs(layer)
     queries = torch.tensor([[0, 12], [7, 7]])
     mask = torch.ones(x.shape[:2], dtype=torch.bool)
     mask[:, 9:11] = mask[1, 15:] = False
@@ -168,9 +182,8 @@ def check_queries(layer) -> None:
 
 def check_resume(layer) -> None:
     """A sequence split anywhere and resumed from the state, also token by token, gives the same as one call."""
-    x = inputs(layer)
-    batch, length, _ = x.shape
-    positions = grid(layer, batch, length)
+    x, positions = inputs(layer)
+    length = x.shape[1]
     expected, _ = layer(x, positions=positions)
     for cuts in ([0, 1, length], [0, 8, 16, length], [0, length - 1, length], list(range(length + 1))):
         state, parts = None, []
@@ -183,10 +196,8 @@ def check_resume(layer) -> None:
 def check_packed(layer) -> None:
     """Sequences packed into one row give the same as alone, and a packed row can be split anywhere."""
     lengths = (3, 9, 1, 8)
-    x = inputs(layer, length=sum(lengths))
-    batch, length, _ = x.shape
-    positions = grid(layer, batch, length)
-    segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).expand(batch, -1).contiguous()
+    x, positions = inputs(layer, length=sum(lengths))
+    segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).expand(len(x), -1).contiguous()
     packed, _ = layer(x, positions=positions, segments=segments)
     for start, stop in itertools.pairwise(itertools.accumulate(lengths, initial=0)):
         alone, _ = layer(x[:, start:stop], positions=part(positions, slice(start, stop)))
@@ -201,8 +212,8 @@ def check_packed(layer) -> None:
 
 def check_relative(layer) -> None:
     """Moving all positions by the same distance changes nothing; moving them apart does."""
-    x = inputs(layer)
-    positions = _positions(layer, x)
+    x, positions = inputs(layer)
+    positions = explicit(positions, *x.shape[:2])
     expected, _ = layer(x, positions=positions)
     shift = torch.tensor([10**6, -(10**5), 17])[: layer.axes]
     assert_close(layer(x, positions=positions + shift)[0], expected)
@@ -211,9 +222,9 @@ def check_relative(layer) -> None:
 
 def check_global_tokens(layer) -> None:
     """With a two-sided decay, global tokens have weight 1 in both directions within their segment, and take no step."""
-    x = inputs(layer)
+    x, positions = inputs(layer)
     batch, length, _ = x.shape
-    positions = _positions(layer, x)
+    positions = explicit(positions, batch, length)
     global_mask = torch.zeros(batch, length, dtype=torch.bool)
     global_mask[:, [0, 7, 8]] = global_mask[1, 16] = True
     mask = torch.ones(batch, length, dtype=torch.bool)
@@ -221,55 +232,60 @@ def check_global_tokens(layer) -> None:
     segments = (torch.arange(length) >= 10).long().expand(batch, -1)
     for key_mask, packed in itertools.product((None, mask), (None, segments)):
         y, _ = layer(x, positions=positions, key_mask=key_mask, segments=packed, global_mask=global_mask)
-        expected = two_sided_reference(layer, x, positions, key_mask, packed, global_mask)
+        expected = layer_by_pairs(layer, x, positions, key_mask, packed, global_mask)
         real = mask if key_mask is not None else torch.ones_like(mask)
         assert_close(y[real], expected[real])
 
 
-def two_sided_reference(
-    layer, x: Tensor, positions: Tensor, mask: Tensor | None, segments: Tensor | None, global_mask: Tensor, global_steps: bool = False
+def layer_by_pairs(
+    layer,
+    x: Tensor,
+    positions: Tensor | None = None,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    global_mask: Tensor | None = None,
+    *,
+    transform=None,
+    bias: Tensor | None = None,
+    global_steps: bool = False,
 ) -> Tensor:
-    """Compute a layer with a two-sided decay by ``ops.reference``; ``global_steps`` makes global tokens take a step, which is wrong."""
+    """Compute a layer of linear or softmax attention over all pairs of tokens, by ``ops.reference`` or SDPA.
+
+    Args:
+        transform: maps features and positions to features, in place of the layer's own encoding.
+        bias: what an encoding adds to the scores, ``1 h l l``.
+        global_steps: make global tokens take a step of the decay, which is wrong.
+    """
     attention = layer.attention
     batch, length, _ = x.shape
+    positions = explicit(positions, batch, length)
     mask = torch.ones(batch, length, dtype=torch.bool) if mask is None else mask
     segments = torch.zeros(batch, length) if segments is None else segments
+    global_mask = torch.zeros(batch, length, dtype=torch.bool) if global_mask is None else global_mask
     visible = (segments.unsqueeze(-1) == segments.unsqueeze(-2)) & mask.unsqueeze(-2)  # b l l
+    visible = visible.tril() if attention.causal else visible
     takes_step = visible if global_steps else visible & ~global_mask.unsqueeze(-2)
-    ranks = [reference.ranks(positions, head % layer.axes, takes_step) for head in range(attention.num_heads)]
     q, k, v = (layer.heads(projection(x)) for projection in (layer.query, layer.key, layer.value))
-    plain = attention.feature_map(q), attention.feature_map(k)
-    tables = attention.position.tables(positions)
-    out = reference.kernel_attention(
-        *(attention.position.transform(features, tables) for features in plain),
-        v,
-        visible=visible.unsqueeze(1),
-        decay=reference.decay_weights(attention.position.log_decay().double().exp(), torch.stack(ranks, dim=1), global_mask),
-        plain=plain if attention.normalizer == "plain" else None,
-    )
+    plain = (q, k) if attention.name == "softmax" else (attention.feature_map(q), attention.feature_map(k))
+    if transform is None:
+        tables = attention.position.tables(positions)
+        q, k = (attention.position.transform(features, tables) for features in plain)
+    else:
+        q, k = (transform(features, positions) for features in plain)
+    if attention.name == "softmax":
+        scores = visible.unsqueeze(1) if bias is None else bias.masked_fill(~visible.unsqueeze(1), -torch.inf)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=scores)
+    else:
+        decay = None if bias is None else bias.exp()
+        if "log_decay" in attention.position.hooks:
+            ranks = [reference.ranks(positions, head % layer.axes, takes_step) for head in range(attention.num_heads)]
+            if attention.causal:
+                ranks = [torch.arange(length).expand(batch, -1)] * attention.num_heads
+            r = attention.position.log_decay().double().exp()
+            decay = reference.decay_weights(r, torch.stack(ranks, dim=1), global_mask)
+        normalizer = {"normalize": attention.normalizer != "none", "plain": plain if attention.normalizer == "plain" else None}
+        out = reference.kernel_attention(q, k, v, visible=visible.unsqueeze(1), decay=decay, **normalizer)
     return layer.output(out.transpose(1, 2).flatten(2))
 
 
-def _positions(layer, x: Tensor) -> Tensor:
-    """Return explicit positions: the grid, or 0, 1, … with one axis."""
-    batch, length, _ = x.shape
-    positions = grid(layer, batch, length)
-    return torch.arange(length).view(1, -1, 1).expand(batch, -1, -1) if positions is None else positions
-
-
-CHECKS = {
-    check.__name__.removeprefix("check_"): check
-    for check in (
-        check_causal,
-        check_no_poison,
-        check_padding,
-        check_masked_keys,
-        check_all_masked,
-        check_batch,
-        check_queries,
-        check_resume,
-        check_packed,
-        check_relative,
-        check_global_tokens,
-    )
-}
+CHECKS = {name.removeprefix("check_"): function for name, function in globals().items() if name.startswith("check_")}

@@ -40,13 +40,24 @@ def combinations():
                     yield attention, positions, causal, axes
 
 
-CASES = [
-    pytest.param(*case, id="-".join([case[0], *case[1], "causal" if case[2] else "bidirectional", f"{case[3]}d"]))
-    for case in combinations()
-]
-CAUSAL = [case for case in CASES if case.values[2]]
-RELATIVE = [case for case in CASES if set(case.values[1]) & {"permute", "rope", "orthogonal", "t5_bias"}]
-ARGUMENTS = ("attention", "positions", "causal", "axes")
+def named(case):
+    *check, attention, positions, causal, axes = case
+    return pytest.param(*case, id="-".join([*check, attention, *positions, "causal" if causal else "bidirectional", f"{axes}d"]))
+
+
+def contracts():
+    """Every check with every layer that it applies to."""
+    for check, (attention, positions, causal, axes) in itertools.product(checks.CHECKS, combinations()):
+        if not causal and check in ("causal", "resume"):
+            continue
+        if check == "relative" and not set(positions) & {"permute", "rope", "orthogonal", "t5_bias"}:
+            continue
+        if check == "no_poison" and attention == "reformer":  # a NaN has no bucket, so the tokens that see it are undefined
+            continue
+        yield check, attention, positions, causal, axes
+
+
+LAYERS = pytest.mark.parametrize(("attention", "positions", "causal", "axes"), [*map(named, combinations())])
 
 
 def layer_of(attention, positions, causal, axes):
@@ -54,56 +65,22 @@ def layer_of(attention, positions, causal, axes):
     return build(attention, encodings, hidden_size=24, num_heads=2, causal=causal, axes=axes, **options(ATTENTIONS, attention)).double()
 
 
-def supports(layer, mode, **call):
-    """Return whether the layer supports ``mode``; if not, the call must raise an error that names it."""
-    if mode in layer.attention.modes:
-        return True
-    with pytest.raises(ValueError, match=rf"'{layer.attention.name}'.*'{mode}'"):
-        layer(checks.inputs(layer), positions=checks.grid(layer, 2, 21), **call)
-    return False
-
-
-@pytest.mark.parametrize(ARGUMENTS, CASES)
-@pytest.mark.parametrize("check", ["padding", "masked_keys", "all_masked", "batch", "queries"])
-def test_masks(attention, positions, causal, axes, check):
-    checks.CHECKS[check](layer_of(attention, positions, causal, axes))
-
-
-@pytest.mark.parametrize(ARGUMENTS, CAUSAL)
-@pytest.mark.parametrize("check", ["causal", "resume"])
-def test_causal(attention, positions, causal, axes, check):
+@pytest.mark.parametrize(("check", "attention", "positions", "causal", "axes"), [*map(named, contracts())])
+def test_contract(check, attention, positions, causal, axes):
+    """The check holds, or the layer does not support the arguments and the error names them."""
     layer = layer_of(attention, positions, causal, axes)
-    if check != "resume" or supports(layer, "state", state=object()):
+    mode, call = {
+        "resume": ("state", {"state": object()}),
+        "packed": ("segments", {"segments": torch.zeros(2, 21, dtype=torch.int64)}),
+        "global_tokens": ("global_mask", {"global_mask": torch.ones(2, 21, dtype=torch.bool)}),
+    }.get(check, (None, {}))
+    modes = {None, *layer.attention.modes, *(["global_mask"] if layer.attention.position.two_sided else [])}
+    if mode in modes:
         checks.CHECKS[check](layer)
-
-
-@pytest.mark.parametrize(ARGUMENTS, CASES)
-def test_packed(attention, positions, causal, axes):
-    layer = layer_of(attention, positions, causal, axes)
-    if supports(layer, "segments", segments=torch.zeros(2, 21, dtype=torch.int64)):
-        checks.check_packed(layer)
-
-
-@pytest.mark.parametrize(ARGUMENTS, RELATIVE)
-def test_relative(attention, positions, causal, axes):
-    checks.check_relative(layer_of(attention, positions, causal, axes))
-
-
-@pytest.mark.parametrize(ARGUMENTS, CASES)
-def test_global_tokens(attention, positions, causal, axes):
-    layer = layer_of(attention, positions, causal, axes)
-    if layer.attention.position.two_sided:
-        checks.check_global_tokens(layer)
-    else:
-        with pytest.raises(ValueError, match="global_mask"):
-            layer(checks.inputs(layer), positions=checks.grid(layer, 2, 21), global_mask=torch.ones(2, 21, dtype=torch.bool))
-
-
-@pytest.mark.parametrize(ARGUMENTS, CASES)
-def test_nan_reaches_only_tokens_that_see_it(attention, positions, causal, axes):
-    if attention == "reformer":
-        pytest.skip("a NaN has no bucket, so the tokens that see it are undefined")
-    checks.check_no_poison(layer_of(attention, positions, causal, axes))
+        return
+    x, at = checks.inputs(layer)
+    with pytest.raises(ValueError, match=mode if mode == "global_mask" else rf"'{attention}'.*'{mode}'"):
+        layer(x, positions=at, **call)
 
 
 @pytest.mark.parametrize("registry", [ATTENTIONS, POSITIONS], ids=lambda registry: registry.kind)
@@ -134,7 +111,7 @@ def test_compose_has_the_hooks_of_its_parts():
         build("linear", [("permute", {}), ("permute", {})], hidden_size=24, num_heads=2)
 
 
-@pytest.mark.parametrize(ARGUMENTS, CASES)
+@LAYERS
 def test_built_on_the_meta_device_and_filled_later(attention, positions, causal, axes):
     """With weights loaded and buffers filled, the layer equals one built directly."""
     expected = layer_of(attention, positions, causal, axes)
@@ -145,17 +122,16 @@ def test_built_on_the_meta_device_and_filled_later(attention, positions, causal,
         if isinstance(module, (Attention, PositionEncoding)):
             module.reset()
     layer.load_state_dict(expected.state_dict())
-    x = checks.inputs(layer)
-    at = checks.grid(layer, *x.shape[:2])
+    x, at = checks.inputs(layer)
     assert torch.equal(layer(x, positions=at)[0], expected(x, positions=at)[0])
 
 
-@pytest.mark.parametrize(ARGUMENTS, CASES)
+@LAYERS
 def test_no_tensor_is_made_on_another_device(attention, positions, causal, axes):
     """The meta device rejects CPU tensors as a GPU does, forward and backward, and has no values to read."""
     layer = layer_of(attention, positions, causal, axes).to("meta")
-    x = checks.inputs(layer).to("meta").requires_grad_()
-    at = None if axes == 1 else checks.grid(layer, *x.shape[:2]).to("meta")
+    x, at = checks.inputs(layer)
+    x, at = x.to("meta").requires_grad_(), None if at is None else at.to("meta")
     mask = torch.ones(x.shape[:2], dtype=torch.bool, device="meta")
     calls = [{}, {"key_mask": mask}]
     if layer.attention.position.two_sided:
@@ -171,13 +147,35 @@ def test_no_tensor_is_made_on_another_device(attention, positions, causal, axes)
         assert all(t is None or t.device.type == "meta" for t in state)
 
 
-@pytest.mark.parametrize("name", list(POSITIONS))
-def test_reset_fills_every_buffer(name):
-    structure = {"hidden_size": 24, "num_heads": 2, "feature_size": 12, "axes": 1, "causal": True}
-    encoding = POSITIONS.build(name, encoding_options(name, True), structure)
-    before = {key: value.clone() for key, value in encoding.named_buffers()}
-    for buffer in encoding.buffers():
+ENTRIES = [*((POSITIONS, name, {}) for name in POSITIONS), *((ATTENTIONS, name, {}) for name in ATTENTIONS)]
+
+
+@pytest.mark.parametrize(("registry", "name", "more"), [*ENTRIES, (ATTENTIONS, "linear", {"feature_map": "favor"})])
+def test_buffers(registry, name, more):
+    """They keep their values in another dtype, ``reset`` fills them, a seed draws them, and a state dict replaces them."""
+    structure = {"hidden_size": 24, "num_heads": 2, "head_size": 12, "feature_size": 12, "axes": 1, "causal": False}
+    given = {**options(registry, name), **more} if registry is ATTENTIONS else encoding_options(name, False)
+
+    def make(**changes):
+        module = registry.build(name, {**given, **changes}, structure)
+        return module, dict(module.named_buffers())
+
+    def equal(one, other):
+        return all(x.dtype == other[key].dtype and torch.equal(x, other[key]) for key, x in one.items())
+
+    module, buffers = make()
+    expected = {key: x.clone() for key, x in buffers.items()}
+    assert equal(make()[1], expected)
+    assert equal(dict(module.bfloat16().named_buffers()), expected)
+    for buffer in module.buffers():
         buffer.zero_()
-    encoding.reset()
-    for key, value in encoding.named_buffers():
-        assert torch.equal(value, before[key]), key
+    module.reset()
+    assert equal(dict(module.named_buffers()), expected)
+    if "seed" in registry.options(name):
+        other, drawn = make(seed=1)
+        assert not equal(drawn, expected)
+        other.load_state_dict(module.state_dict())
+        assert equal(dict(other.named_buffers()), expected)
+    if expected and hasattr(module, "redraw"):
+        module.redraw(torch.Generator().manual_seed(1))
+        assert not equal(dict(module.named_buffers()), expected)

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from permuteformer.folders import whole_folder
 from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel
 from permuteformer.models.card import NAME, plain_card
 from permuteformer.models.config import PermuteFormerConfig
@@ -177,10 +177,7 @@ def convert_checkpoint(source_path: str | os.PathLike[str], output_path: str | o
     if output.is_symlink() or (output.exists() and (not output.is_dir() or any(output.iterdir()))):
         raise FileExistsError(f"output_path {str(output)!r} exists and is not an empty folder: choose another one, nothing is overwritten")
     model, report = convert(source_path, **overrides)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.parent / f".{output.name}.{uuid.uuid4().hex}"  # beside it, since a rename does not cross file systems
-    partial.mkdir()
-    try:
+    with whole_folder(output) as partial:
         model.save_pretrained(partial)
         (partial / NAME).write_text(plain_card(model, ORIGIN), encoding="utf-8")
         for name in TOKENIZER_FILES:  # copied as data, never run
@@ -189,10 +186,6 @@ def convert_checkpoint(source_path: str | os.PathLike[str], output_path: str | o
         (partial / "report.json").write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if output.exists():
             output.rmdir()  # raises if it was filled in the meantime
-        partial.rename(output)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return report
 
 

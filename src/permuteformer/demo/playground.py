@@ -81,7 +81,7 @@ def look(choice: Choice) -> dict[str, Any]:
         "reach": [short(n) for n in permute.period],
         "r": head.r,
         "half_life": None if head.half_life is None or math.isinf(head.half_life) else head.half_life,
-        "warnings": _warnings(head),
+        "warnings": _warnings(choice, head),
         "places": permute.tables(steps)[0, choice.head].tolist(),
         **_scores(choice, position, head),
         "map": _image_map(choice, position) if choice.axes == 2 else _text_map(choice, position),
@@ -105,11 +105,11 @@ def _decay(choice: Choice) -> Decay | None:
     return Decay(HEADS, r, two_sided=True, length=length if r is None else None, axes=choice.axes)
 
 
-def _warnings(head: Head) -> list[str]:
+def _warnings(choice: Choice, head: Head) -> list[str]:
     found = []
     if head.still >= STILL * head.features:
         found.append(f"{head.still} of {head.features} features never move.")
-    if head.half_life is not None and head.half_life < SHORT:
+    if choice.causal and head.half_life is not None and head.half_life < SHORT:
         found.append(f"r = {head.r:.3g} has a half-life of only {head.half_life:.2g} tokens.")
     return found
 

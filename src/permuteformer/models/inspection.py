@@ -144,7 +144,7 @@ class Inspection:
             where = f"head {number}" if len(self.layers) == 1 else f"layer {layers.numbers[0]}, head {number}"
             if head.features and head.still >= STILL * head.features:
                 found.append(f"{where}: {head.still} of {head.features} features never move")
-            if head.half_life is not None and head.half_life < SHORT:
+            if self.config.causal and head.half_life is not None and head.half_life < SHORT:
                 found.append(f"{where}: r = {head.r:.3g} has a half-life of only {head.half_life:.2g} tokens")
         return found
 

@@ -6,9 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TEXT_LENGTH = 4000
+"""Tokens of the longest text in Long-Range Arena, CLS and SEP included."""
+IMAGE_SIDE = 32
+"""Height and width of images in Long-Range Arena."""
 
 CLS, SEP = 1, 2
 """Ids before and after a text, as the paper's authors number them."""
@@ -77,10 +83,13 @@ def image_tokens(images: Tensor, alphabet: Alphabet = PAPER) -> tuple[Tensor, Te
 
     Pixels are in raster order. CLS is at (0, 0) and SEP at the last pixel, as in the paper's models, if the alphabet has them.
 
+    >>> import torch
     >>> tokens, positions = image_tokens(torch.tensor([[[0, 255], [7, 8]]], dtype=torch.uint8))
     >>> tokens.tolist(), positions[0].tolist()
     ([[1, 3, 258, 10, 11, 2]], [[0, 0], [0, 0], [1, 0], [0, 1], [1, 1], [1, 1]])
     """
+    import torch
+
     if images.dim() != 3 or images.is_floating_point() or images.is_complex():
         raise ValueError(
             f"images must be integers of shape (batch, height, width), got {images.dtype} of shape {tuple(images.shape)}: convert colours "

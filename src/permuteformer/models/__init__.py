@@ -19,8 +19,8 @@ from permuteformer.models.heads import (
     PermuteFormerForSequenceClassification,
     PermuteFormerForTokenClassification,
 )
-from permuteformer.models.presets import PRESETS
 from permuteformer.models.tokenizer import ByteTokenizer, encode_lines, word_tokenizer
+from permuteformer.presets import PRESETS
 
 AutoConfig.register(PermuteFormerConfig.model_type, PermuteFormerConfig, exist_ok=True)
 for auto, model in (

@@ -19,7 +19,6 @@ from transformers.utils import can_return_tuple
 
 from permuteformer.attention import ATTENTIONS, Attention
 from permuteformer.attention.base import positions_of, select_tokens
-from permuteformer.folders import write_whole
 from permuteformer.models import fused
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.card import NAME, card_beside, is_template
@@ -31,6 +30,7 @@ from permuteformer.ops.modules import Dropout, Linear
 from permuteformer.ops.sequence_parallel import SequenceGroup
 from permuteformer.positions import Compose, PositionEncoding
 from permuteformer.registry import unknown
+from permuteformer.storage import atomic_write
 
 
 class PermuteFormerBlock(GradientCheckpointingLayer):  # type: ignore[misc]
@@ -99,12 +99,12 @@ class PermuteFormerPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)
         place = Path(save_directory) / NAME
         if is_main_process and not place.exists():
-            write_whole(place, self._card.encode())
+            atomic_write(place, self._card.encode())
 
     def _upload_modified_files(self, working_dir: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
         """Replace the empty card of transformers by ours before an upload to the hub."""
         if is_template(Path(working_dir) / NAME):
-            write_whole(Path(working_dir) / NAME, self._card.encode())
+            atomic_write(Path(working_dir) / NAME, self._card.encode())
         return super()._upload_modified_files(working_dir, *arguments, **options)
 
     @torch.no_grad()

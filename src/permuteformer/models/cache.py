@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from permuteformer.attention import KVState
-from permuteformer.folders import content_of, write_whole
+from permuteformer.formatting import printable
 from permuteformer.ops.call import LinearState
-from permuteformer.texts import printable
+from permuteformer.storage import atomic_write, read_bytes
 
 State = LinearState | KVState
 KINDS: dict[str, type[State]] = {kind.__name__: kind for kind in (LinearState, KVState)}
@@ -132,13 +132,13 @@ class PermuteFormerCache(Cache):  # type: ignore[misc]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all states to a safetensors file, atomically."""
-        write_whole(Path(path), save({name: x.cpu() for name, x in self.state_dict().items()}))
+        atomic_write(Path(path), save({name: x.cpu() for name, x in self.state_dict().items()}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> PermuteFormerCache:
         """Load the cache that ``save`` wrote, for a model on ``device``."""
         try:
-            tensors = load(content_of(Path(path), MAX_BYTES))
+            tensors = load(read_bytes(Path(path), MAX_BYTES))
             return cls.from_state_dict({name: x if name == "seen" else x.to(device) for name, x in tensors.items()})
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a cache that PermuteFormerCache.save wrote: {printable(str(error))}") from None

@@ -1,17 +1,21 @@
-"""The model card (README.md) that ``save_pretrained`` writes. ``train/card.py`` writes one with data, metric and command."""
+"""Model cards (README.md): that of ``save_pretrained``, and that of a trained model with data, metrics and command."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from permuteformer.folders import content_of
+from permuteformer.formatting import escape_markdown, printable
+from permuteformer.storage import read_bytes
 from permuteformer.version import __version__
 
 NAME = "README.md"
 TEMPLATE = "has been automatically generated"
 """A phrase of the empty card that transformers writes for an upload to the hub."""
 CARRIED = "Saved again from a model that was loaded with this card. What was done to its weights in between is not recorded."
+MAX_LABELS = 20
 UNKNOWN = "Nothing is recorded: the weights are as initialised, or were trained without recording how"
 
 CARD = """\
@@ -78,6 +82,82 @@ def is_template(path: Path) -> bool:
 
 def _read(path: Path) -> str | None:
     try:
-        return content_of(path).decode()
+        return read_bytes(path).decode()
     except (OSError, ValueError):
         return None
+
+
+def model_card(
+    head: str, task: Mapping[str, Any], experiment: Mapping[str, Any], result: Mapping[str, Any], command: Sequence[str] | None
+) -> str:
+    """Return the card of a trained model, with the fields that the Hugging Face hub reads. Text from the data is escaped.
+
+    Args:
+        head: the model's class.
+        task: description of the task, of the run folder.
+        experiment: how it was trained.
+        result: metrics of the run.
+        command: words of the command that trained it.
+    """
+    tag = "text-generation" if task["kind"] == "lm" else "image-classification" if task["grid"] else "text-classification"
+    front = ["---", "library_name: permuteformer", f"pipeline_tag: {tag}", "tags: [permuteformer, linear-attention, long-sequences]", "---"]
+    command = command or ["permuteformer", "train", experiment["task"]]
+    best = result["best_step"] or result["steps"]
+    length = f"{task['max_length']:,} tokens"
+    limits = [
+        *(escape_markdown(printable(note, 400)) for note in task["notes"]),
+        f"Trained on inputs of up to {length}; longer ones were not tested.",
+        f"One run with seed {experiment['seed']}; other seeds give other numbers.",
+        "Biases it may have learned, and the harm its errors may do, were not examined.",
+    ]
+    parts = [
+        *front,
+        "",
+        f"# {experiment['model']} on {task['name']}",
+        "",
+        f"A `{head}` of permuteformer {__version__}, of {result['parameters']:,} parameters.",
+        "",
+        "## Data",
+        "",
+        f"Task {_quoted(task['name'])}, {escape_markdown(printable(task['title']))}: inputs of up to {length}.",
+        *([f"Labels: {_labels(task['labels'])}."] if task["labels"] else []),
+        "",
+        "## Numbers",
+        "",
+        "| on the test split | |",
+        "|---|---|",
+        *(f"| {name} | {value:.4g} |" for name, value in result["test"].items()),
+        *(f"| {escape_markdown(printable(name))} (no model) | {value:.4g} |" for name, value in task["baselines"].items()),
+        "",
+        f"Selected by {task['metric']} on the validation split: step {best:,} of {result['steps']:,}.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        f"from permuteformer.models import {head}",
+        "",
+        f'model = {head}.from_pretrained("FOLDER")',
+        "```",
+        "",
+        "## Made by",
+        "",
+        "```sh",
+        printable(shlex.join(map(str, command)), 2000),
+        "```",
+        "",
+        "## Limits",
+        "",
+        *(f"- {limit if limit.endswith('.') else limit + '.'}" for limit in limits),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _labels(labels: list[str]) -> str:
+    shown = ", ".join(_quoted(label) for label in labels[:MAX_LABELS])
+    return shown if len(labels) <= MAX_LABELS else f"{shown} and {len(labels) - MAX_LABELS} more"
+
+
+def _quoted(text: str) -> str:
+    """Return text as Markdown code."""
+    return f"`{printable(text, 60).replace('`', chr(39))}`"

@@ -13,9 +13,9 @@ from transformers.activations import ACT2FN
 
 from permuteformer.attention import MultiHeadAttention, build
 from permuteformer.models.loading import check_fields, readable_errors
-from permuteformer.models.presets import PRESETS
 from permuteformer.ops.checks import check_integer
 from permuteformer.positions import POSITIONS
+from permuteformer.presets import PRESETS
 from permuteformer.registry import unknown
 
 FROM_TRANSFORMERS = {

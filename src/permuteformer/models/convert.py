@@ -21,14 +21,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from permuteformer.folders import whole_folder
+from permuteformer.formatting import printable
 from permuteformer.models.backbone import PermuteFormerModel, PermuteFormerPreTrainedModel
 from permuteformer.models.card import NAME, plain_card
 from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.models.heads import PermuteFormerForCausalLM, PermuteFormerForMaskedLM, PermuteFormerForSequenceClassification
 from permuteformer.models.loading import check_fields, check_size, readable_errors, silence_transformers
 from permuteformer.positions.learned import Learned
-from permuteformer.texts import printable
+from permuteformer.storage import atomic_folder
 
 FAMILIES = {"bert": "BertModel", "gpt2": "GPT2Model"}
 """Families that can be converted, and the class without a head of each."""
@@ -177,7 +177,7 @@ def convert_checkpoint(source_path: str | os.PathLike[str], output_path: str | o
     if output.is_symlink() or (output.exists() and (not output.is_dir() or any(output.iterdir()))):
         raise FileExistsError(f"output_path {str(output)!r} exists and is not an empty folder: choose another one, nothing is overwritten")
     model, report = convert(source_path, **overrides)
-    with whole_folder(output) as partial:
+    with atomic_folder(output) as partial:
         model.save_pretrained(partial)
         (partial / NAME).write_text(plain_card(model, ORIGIN), encoding="utf-8")
         for name in TOKENIZER_FILES:  # copied as data, never run

@@ -11,16 +11,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from permuteformer.attention import Attention
-from permuteformer.folders import read_json
 from permuteformer.models.backbone import PermuteFormerModel
 from permuteformer.models.config import PermuteFormerConfig
 from permuteformer.models.heads import PermuteFormerForCausalLM, PermuteFormerForSequenceClassification
 from permuteformer.models.loading import silence_transformers
-from permuteformer.models.presets import PRESETS
 from permuteformer.positions import PositionEncoding
 from permuteformer.positions.decay import Decay
 from permuteformer.positions.permute import Permute
+from permuteformer.presets import PRESETS
 from permuteformer.registry import unknown
+from permuteformer.storage import read_own_json
 
 STILL = 1 / 4
 """Warn if at least this share of the features of a head never moves."""
@@ -164,7 +164,7 @@ def inspect(source: str) -> Inspection:
     folder = path / "model" if (path / "model" / "config.json").is_file() else path
     if not (folder / "config.json").is_file():
         raise ValueError(f"{source} has no config.json: pass the folder of a model or of a run, or the name of a preset")
-    kind = read_json(folder / "config.json").get("model_type")
+    kind = read_own_json(folder / "config.json").get("model_type")
     if kind != PermuteFormerConfig.model_type:
         raise ValueError(f"model_type in {folder} must be {PermuteFormerConfig.model_type!r}, got {kind!r}")
     with silence_transformers():

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from torch import nn
 from transformers.utils import logging
 
-from permuteformer.folders import json_of
-from permuteformer.texts import printable
+from permuteformer.formatting import printable
+from permuteformer.storage import read_json
 
 if TYPE_CHECKING:
     from permuteformer.models.config import PermuteFormerConfig
@@ -43,7 +43,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 
 def check_folder(folder: Path, kind: type[PermuteFormerConfig]) -> None:
     """Raise unless configuration and weights can be read and their sizes agree. Only the headers of weight files are read."""
-    fields = json_of(folder / "config.json")
+    fields = read_json(folder / "config.json")
     if not isinstance(fields, dict):
         raise ValueError(f"config.json must be an object, got {type(fields).__name__}")
     sizes = [size for file in _weight_files(folder) for size in _tensor_sizes(file)]
@@ -120,7 +120,7 @@ def _weight_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.exists() or not index.exists():
         return [single] if single.exists() else []
-    content = json_of(index)
+    content = read_json(index)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) and name == os.path.basename(name) for name in names.values()):
         raise ValueError(f"weight_map of {index.name} must hold names of files in the folder")

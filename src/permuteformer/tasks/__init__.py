@@ -1,5 +1,7 @@
-"""Tasks, one a file. A task knows its data, vocabulary, grid of positions and metric; it knows no model."""
+"""Tasks, one per file. Importing them does not import torch."""
 
-from permuteformer.tasks.base import SPLITS, TASKS, Batch, NotReady, Source, Task
+from permuteformer.tasks.base import SPLITS, TASKS, NotReady, Recipe, Source, Task
+from permuteformer.tasks.generators.base import GenerateOptions
+from permuteformer.tasks.inputs import Batch
 
-__all__ = ["SPLITS", "TASKS", "Batch", "NotReady", "Source", "Task"]
+__all__ = ["SPLITS", "TASKS", "Batch", "GenerateOptions", "NotReady", "Recipe", "Source", "Task"]

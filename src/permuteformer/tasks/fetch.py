@@ -1,215 +1,258 @@
-"""Downloads over bad lines: continued where they broke off, checked, and there whole or not at all."""
+"""Resumable, checksummed downloads."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import os
 import shutil
 import socket
-import tarfile
-import zipfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
-from permuteformer.folders import flush, new_folder, read_json, write_json
-from permuteformer.tasks.catalogue import Download, RemoteFile
-from permuteformer.tasks.readers.problems import BadItem
-from permuteformer.tasks.transfer import FetchError, Part, Progress, Unusable, transfer
-from permuteformer.words import size_in_words
+from permuteformer.formatting import format_bytes, printable
+from permuteformer.storage import new_folder, read_own_json, readable_disk_errors, write_json
+from permuteformer.tasks.downloads import Download
+from permuteformer.tasks.readers.archives import extract
+from permuteformer.tasks.readers.errors import BadItem
 
 log = logging.getLogger(__name__)
 
-PACKED = "packed"
-"""The folder, in the data folder, where archives are kept: entries of the catalogue share them."""
-
 MARK = ".fetched.json"
-"""In an unpacked folder: by its absence, folders that were made by hand or generated are told from fetched ones."""
-
+"""File in every fetched folder. A folder without it was generated or made by hand."""
+ATTEMPTS = 5
+"""Consecutive failures after which the next address is tried."""
+PROGRESS_BYTES = 2**20
+"""After this many new bytes the count of failures starts again: a long download may be interrupted many times."""
+WAIT_SECONDS = 1.0
+"""Wait before the second attempt, doubled for each further one."""
+TIMEOUT_SECONDS = 30.0
 BLOCK_BYTES = 2**20
+HEADERS = {"User-Agent": "permuteformer"}  # some servers refuse the user agent of urllib
+ELSEWHERE = "choose another data folder (--data or PERMUTEFORMER_DATA)"
+
+Progress = Callable[[int, int], None]
 
 
-def fetch(download: Download, folder: Path, *, progress: Progress | None = None, timeout_seconds: float = 30, attempts: int = 5) -> Path:
-    """Download, check and unpack into ``folder``; return the folder with the data, ``folder / download.folder``.
+class FetchError(OSError):
+    """A download failed; the message says why and what to do."""
 
-    What is there already is not fetched again. What broke off, by a lost line, Ctrl-C or ``kill -9``, is continued by the next call.
-    Archives stay in ``folder / "packed"``; once unpacked they may be deleted.
+
+class _Interrupted(FetchError):
+    """An attempt failed; the next one may succeed."""
+
+
+def fetch(download: Download, folder: Path, *, progress: Progress | None = None) -> Path:
+    """Download, verify and extract into ``folder / download.folder``, and return that folder; do nothing if it was fetched before.
+
+    An interrupted download is resumed by the next call. The archive stays in ``folder / "packed"``; it can be deleted.
 
     Args:
-        download: an entry of the catalogue, or one of your own.
-        folder: the data folder; it is made if it is not there.
-        progress: called with the bytes of the file that are there and its size, or ``None`` if the server does not say it.
-        timeout_seconds: how long the server may be silent.
-        attempts: how often an address may fail in a row before the next one is tried.
+        download: one of ``DOWNLOADS``.
+        folder: the data folder.
+        progress: called with the number of bytes downloaded so far and the size of the archive.
+
+    Raises:
+        FetchError: no address provides the file, it is not the expected one, or it does not fit on the disk.
+        OSError: the data folder cannot be written.
     """
-    if attempts < 1:
-        raise ValueError(f"attempts must be 1 or more; it is {attempts}")
-    if timeout_seconds <= 0:
-        raise ValueError(f"timeout_seconds must be above 0; it is {timeout_seconds}")
     target = folder / download.folder
-    store = folder / PACKED if download.unpack != "none" else target
-    if _is_done(download, store, target):
+    if (target / MARK).is_file():
         return target
-    store.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as locks:
-        for filename in sorted(file.filename for file in download.files):
-            locks.enter_context(_alone(store / filename))
-        if _is_done(download, store, target):  # another process was faster
-            return target
-        if download.unpack != "none" and target.exists():
-            raise FetchError(f"{target} is there, but was not fetched: tasks use it as it is; move it away to fetch {download.name}")
-        missing = [file for file in download.files if not _is_whole(file, store / file.filename)]
-        _check_space(download, missing, store)
-        for file in missing:
-            _download(file, store / file.filename, progress or _silent, timeout_seconds, attempts, download.note)
-        if download.unpack != "none":
-            _unpack(download, store, target)
+    archive = _Archive(download, folder / "packed", progress or (lambda done, size: None))
+    try:
+        with readable_disk_errors(archive.path, ELSEWHERE):
+            archive.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(archive.path.with_name(f".{download.filename}.lock"), timeout=0):
+                if not (target / MARK).is_file():  # another process may have written it since
+                    _fetch(archive, target)
+    except Timeout:
+        raise FetchError(f"another process is fetching {archive.path}; wait until it has finished, then try again") from None
     return target
 
 
-def _silent(done: int, size: int | None) -> None:
-    """No progress is shown."""
+def _fetch(archive: _Archive, target: Path) -> None:
+    name = archive.download.name
+    if target.exists():
+        raise FetchError(f"{target} exists and was not fetched, so tasks use it as it is; move it away to fetch {name}")
+    missing = 0 if archive.path.is_file() else max(archive.download.bytes_packed - archive.part_size(), 0)
+    unpacked = archive.download.bytes_unpacked or 0
+    free = shutil.disk_usage(target.parent).free
+    if missing + unpacked > free:
+        raise FetchError(
+            f"{name} needs {format_bytes(missing + unpacked)} in {target.parent} ({format_bytes(missing)} to download, "
+            f"{format_bytes(unpacked)} to extract), and {format_bytes(free)} are free; free some space, or {ELSEWHERE}"
+        )
+    sha256 = archive.verify(archive.path) if archive.path.is_file() else archive.get()
+    _extract(archive, target, {"download": name, "sha256": sha256})
+    if archive.expected_sha256() is None:
+        archive.note(sha256=sha256)
+        log.warning("%s has no published checksum; later downloads must have the same sha256, %s", archive.path, sha256)
 
 
-def _is_done(download: Download, store: Path, target: Path) -> bool:
-    if download.unpack != "none":
-        return (target / MARK).is_file()  # the folder got its name when it was whole
-    return all(_is_recorded(store / file.filename) for file in download.files)
+def _extract(archive: _Archive, target: Path, mark: dict[str, Any]) -> None:
+    download, path = archive.download, archive.path
+    with new_folder(target, ELSEWHERE) as partial:
+        unpacked = partial / ".unpacked"
+        try:
+            count = extract(path, unpacked, download.wants)
+        except BadItem as error:
+            raise FetchError(f"{error}; delete {path}, then fetch again") from None
+        if not count:
+            raise FetchError(f"{path} has no files of {download.name} below {download.root}; delete it, then fetch again")
+        for child in list((unpacked / download.root).iterdir()):
+            child.rename(partial / child.name)
+        shutil.rmtree(unpacked)
+        write_json(partial / MARK, mark)
+
+
+class _Archive:
+    """An archive on disk, its part while it is downloaded, and notes about both.
+
+    The notes are the address of the part, the version and size of the file there, and the SHA-256 of the first complete download.
+    """
+
+    def __init__(self, download: Download, folder: Path, progress: Progress) -> None:
+        self.download, self.progress = download, progress
+        self.path = folder / download.filename
+        self.part = folder / f"{download.filename}.part"
+        self.notes = folder / f"{download.filename}.json"
+
+    def part_size(self) -> int:
+        return self.part.stat().st_size if self.part.is_file() else 0
+
+    def note(self, **changes: Any) -> None:
+        write_json(self.notes, {**read_own_json(self.notes), **changes})
+
+    def expected_sha256(self) -> str | None:
+        return self.download.sha256 or read_own_json(self.notes).get("sha256")
+
+    def verify(self, path: Path) -> str:
+        """Return the SHA-256 of the archive at ``path``. If it is not the expected file, rename it and raise."""
+        digest, size = hashlib.sha256(), path.stat().st_size
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+        found, expected = digest.hexdigest(), self.expected_sha256()
+        if not self.download.allows(size):
+            problem = f"{size:,} bytes, expected {self.download.bytes_packed:,}"
+        elif expected not in (None, found):
+            first = "" if self.download.sha256 else f" as in the first download (delete {self.notes} to accept the new file)"
+            problem = f"sha256 {found}, expected {expected}{first}"
+        else:
+            return found
+        bad = self.path.with_name(f"{self.path.name}.bad")
+        os.replace(path, bad)
+        raise FetchError(f"{self.path.name} has {problem}; it was renamed to {bad}, fetch again")
+
+    def get(self) -> str:
+        """Download from the first address that works, starting with that of an interrupted download. Return the SHA-256."""
+        failures, last = [], read_own_json(self.notes).get("url")
+        for url in sorted(self.download.urls, key=lambda url: url != last):
+            try:
+                self._transfer(url)
+                sha256 = self.verify(self.part)
+            except FetchError as error:
+                log.info("%s: %s", url, error)
+                failures.append(f"{url}: {error}")
+            else:
+                os.replace(self.part, self.path)
+                return sha256
+        advice = f"try again later, or download it yourself and save it as {self.path}"
+        raise FetchError(f"cannot download {self.path.name} ({'; '.join(failures)}); {advice}. {self.download.note}".strip())
+
+    def _transfer(self, url: str) -> None:
+        """Download the missing bytes from one address, in several attempts if necessary."""
+        parts = urlsplit(url)
+        if parts.scheme != "https" and (parts.scheme, parts.hostname) != ("http", "127.0.0.1"):
+            raise FetchError("not an https address")
+        failures, reached = 0, self.part_size()
+        while True:
+            try:
+                return self._request(url)
+            except _Interrupted as error:
+                failures = 1 if self.part_size() >= reached + PROGRESS_BYTES else failures + 1
+                reached = max(reached, self.part_size())
+                if failures >= ATTEMPTS:
+                    raise FetchError(f"{error} ({failures} attempts)") from None
+                log.info("%s: %s; trying again", url, error)
+            time.sleep(WAIT_SECONDS * 2 ** (failures - 1))
+
+    def _request(self, url: str) -> None:
+        """Request the missing bytes once, and append them to the part."""
+        notes, done = read_own_json(self.notes), self.part_size()
+        if notes.get("url") != url or not notes.get("version"):
+            done = 0  # the part is from another address, or of an unknown version
+        size = notes.get("size", 0)
+        if done and done == size:
+            return  # the previous call ended before it verified the part
+        headers = {"Range": f"bytes={done}-", "If-Range": notes["version"]} if done else {}
+        request = urllib.request.Request(url, headers=HEADERS | headers)
+        with _network_errors():
+            response: HTTPResponse = urllib.request.build_opener(_SafeRedirects).open(request, timeout=TIMEOUT_SECONDS)
+        with response:
+            version = response.headers["ETag"] or response.headers["Last-Modified"]
+            if done and response.status == 206:
+                if (version, response.headers["Content-Range"]) != (notes["version"], f"bytes {done}-{size - 1}/{size}"):
+                    self.part.unlink()
+                    raise _Interrupted("the file on the server has changed")
+            elif response.status == 200:
+                done, size = 0, response.length or 0
+                if not self.download.allows(size):
+                    raise FetchError(f"the file on the server has {size:,} bytes, expected {self.download.bytes_packed:,}")
+                self.part.write_bytes(b"")  # before the notes: a crash in between must not mix two versions
+                self.note(url=url, version=version, size=size)
+            else:
+                raise FetchError(f"HTTP status {response.status}")
+            self._append(response, done, size)
+
+    def _append(self, response: HTTPResponse, done: int, size: int) -> None:
+        self.progress(done, size)
+        with self.part.open("ab") as file:
+            while block := self._read(response):
+                file.write(block)
+                done += len(block)
+                self.progress(done, size)
+        if done != size:
+            raise _Interrupted(f"received {done:,} of {size:,} bytes")
+
+    def _read(self, response: HTTPResponse) -> bytes:
+        with _network_errors():
+            block: bytes = response.read1(BLOCK_BYTES)
+        return block
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keeps other processes off a file. The operating system gives the lock back when this process dies."""
-    holder = path.with_name(f".{path.name}.holder.json")
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
+def _network_errors() -> Iterator[None]:
+    """Raise ``_Interrupted`` for errors of a request that may not occur again, ``FetchError`` for others."""
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        who = read_json(holder)
-        named = f" (process {who['pid']} on {who['host']})" if {"pid", "host"} <= who.keys() else ""
-        raise FetchError(f"another process{named} is fetching {path}; wait until it is done, or stop it and try again") from None
-    try:
-        write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
         yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
+    except HTTPError as error:
+        with error:
+            kind = _Interrupted if error.code in (408, 429) or error.code >= 500 else FetchError
+            raise kind(f"HTTP status {error.code} {printable(error.reason)}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        kind = FetchError if isinstance(reason, (ValueError, socket.gaierror)) else _Interrupted  # ValueError: also bad certificates
+        raise kind(printable(str(reason)) or type(reason).__name__) from None
 
 
-def _check_space(download: Download, missing: list[RemoteFile], store: Path) -> None:
-    """Refuse before the first byte what cannot fit."""
-    sizes = [file.size for file in missing]
-    packed = sum(size for size in sizes if size is not None) if None not in sizes else download.bytes_packed
-    packed = max(packed - sum(Part(store / file.filename).size for file in missing), 0) if missing else 0
-    unpacked = 0 if download.unpack == "none" else download.bytes_unpacked or 0
-    free = shutil.disk_usage(store).free
-    if packed + unpacked > free:
-        raise FetchError(
-            f"{download.name} needs {size_in_words(packed + unpacked)} in {store.parent} ({size_in_words(packed)} to download, "
-            f"{size_in_words(unpacked)} to unpack), and {size_in_words(free)} are free: "
-            f"make room for {size_in_words(packed + unpacked - free)}, "
-            "or choose another data folder (PERMUTEFORMER_DATA)"
-        )
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects to https, or within one server."""
 
-
-def _unpack(download: Download, store: Path, target: Path) -> None:
-    from permuteformer.tasks.readers.archives import extract
-
-    names = [file.filename for file in download.files]
-    with new_folder(target) as partial:
-        staging = partial / ".unpacking"
-        staging.mkdir()
-        for path in (store / name for name in names):
-            if not (tarfile.is_tarfile if download.unpack == "tar" else zipfile.is_zipfile)(path):
-                raise FetchError(f"{path} is not a {download.unpack} archive; delete it, and fetch again")
-            try:
-                extract(path, staging, download.keeps)
-            except BadItem as problem:
-                raise FetchError(f"{problem}. To download it again, delete {path}") from problem
-        top = staging / download.root
-        if not top.is_dir() or not any(top.iterdir()):
-            looked_for = ", ".join(download.wanted) or download.root or "file"
-            raise FetchError(f"{', '.join(names)} in {store} has no {looked_for}; is it another archive of that name?")
-        for child in list(top.iterdir()):
-            child.rename(partial / child.name)
-        shutil.rmtree(staging)
-        write_json(partial / MARK, {"download": download.name, "files": {name: read_json(_record(store / name)) for name in names}})
-
-
-def _record(path: Path) -> Path:
-    """Where a file's address, size and sums are noted once it has been found right."""
-    return path.with_name(f"{path.name}.json")
-
-
-def _is_recorded(path: Path) -> bool:
-    return path.is_file() and read_json(_record(path)).get("size") == path.stat().st_size
-
-
-def _is_whole(file: RemoteFile, path: Path) -> bool:
-    """Whether the file is there and right. One that somebody put there is checked first."""
-    if path.is_file() and not _is_recorded(path):
-        if problem := _accept(file, path, path, url=None):
-            raise FetchError(f"{path} was there, but {problem}; put the right file there, or fetch again")
-        return True
-    return path.is_file()
-
-
-def _accept(file: RemoteFile, found: Path, path: Path, url: str | None) -> str:
-    """Check a whole file, give it its name, and note its sums; or set it aside, and return what is wrong with it."""
-    size, sums = found.stat().st_size, _sums(found)
-    before = read_json(_record(path))
-    # Without a published sum, the sum of the first download is what later ones are held against.
-    remembered = before.get("sha256") if file.sha256 is None and file.md5 is None else None
-    expected = {"size": file.size, "sha256": file.sha256 or remembered, "md5": file.md5}
-    for name, is_ in {"size": size, **sums}.items():
-        if expected[name] not in (None, is_):
-            since = f" as at the first download (delete {_record(path)} to take the new one)" if remembered else ""
-            bad = _set_aside(found, path)
-            return f"its {name} is {is_}, and must be {expected[name]}{since}; it is kept as {bad}"
-    flush(found)
-    os.replace(found, path)
-    flush(path.parent)
-    write_json(_record(path), {"url": url, "size": size, **sums})
-    if file.sha256 is None and file.md5 is None and not remembered:
-        log.warning("no sum is published for %s: its sha256 is %s, kept in %s for the next time", path, sums["sha256"], _record(path))
-    return ""
-
-
-def _sums(path: Path) -> dict[str, str]:
-    sums = {"sha256": hashlib.sha256(), "md5": hashlib.md5(usedforsecurity=False)}
-    with path.open("rb") as handle:
-        while block := handle.read(BLOCK_BYTES):
-            for each in sums.values():
-                each.update(block)
-    return {name: each.hexdigest() for name, each in sums.items()}
-
-
-def _set_aside(found: Path, path: Path) -> Path:
-    for number in itertools.count(1):
-        bad = path.with_name(f"{path.name}.bad" if number == 1 else f"{path.name}.bad{number}")
-        if not bad.exists():
-            break
-    os.replace(found, bad)
-    return bad
-
-
-def _download(file: RemoteFile, path: Path, progress: Progress, timeout_seconds: float, attempts: int, note: str) -> None:
-    """Try the addresses in order, the one of which a part is there first."""
-    part, tried = Part(path), []
-    for url in sorted(file.urls, key=lambda url: url != part.version().get("url")):
-        try:
-            transfer(url, file, part, progress, timeout_seconds, attempts)
-            problem = _accept(file, part.path, path, url)
-            part.notes.unlink(missing_ok=True)
-        except Unusable as reason:
-            problem = str(reason)
-        if not problem:
-            return
-        log.info("%s: %s", url, problem)
-        tried.append(f"{url}: {problem}")
-    advice = f"Try again later, or put the file by hand at {path}"
-    raise FetchError("\n  ".join([f"{path.name} could not be had:", *tried]) + "\n" + "\n".join(filter(None, [advice, note])))
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if new.scheme != "https" and (new.scheme, new.netloc) != (old.scheme, old.netloc):
+            raise HTTPError(newurl, code, f"redirect to {newurl}, which is not https", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -1,32 +1,29 @@
-"""Classification of your own images, a folder a class."""
+"""Classification of your own images, one folder per class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from permuteformer.tasks.base import TASKS, NotReady, Source
-from permuteformer.tasks.inputs import Pixels
-from permuteformer.tasks.own import SPLIT_NAMES, Item, OwnClassification, Told
-from permuteformer.tasks.prepare import Row
-from permuteformer.tasks.readers.archives import members
-from permuteformer.tasks.readers.images import gray_image
-from permuteformer.tasks.readers.problems import BadItem, Problems
-from permuteformer.tokens import PAPER
+from permuteformer.tasks.base import TASKS, Recipe, Source
+from permuteformer.tasks.files import SPLIT_NAMES, existing
+from permuteformer.tasks.inputs import Image
+from permuteformer.tasks.own import Item, OwnTask
+from permuteformer.tasks.readers.archives import members, names
+from permuteformer.tasks.readers.errors import Errors
+from permuteformer.tasks.store import Row
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 
+IMAGE_RECIPE = Recipe("image", {"epochs": 20, "batch_size": 32, "learning_rate": 2e-3, "warmup_steps": 100}, {"hidden_dropout": 0.1})
+
 
 @TASKS.register("images")
-class Images(OwnClassification):
-    """Images in folders named after their classes, ``cat/1.png``, or after splits and classes, ``train/cat/1.png``.
-
-    Args:
-        path: the folder, or a tar or zip of it.
-        size: pixels of a side: images are made gray squares of it.
-        seed: of the splits, where they are made.
-        skip_bad: leave out what cannot be read, and count it.
+@dataclass(kw_only=True, eq=False)
+class Images(OwnTask):
+    """Images in folders named after their classes, ``cat/1.png``, or splits and classes, ``train/cat/1.png``; or a tar or zip of them.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -36,57 +33,46 @@ class Images(OwnClassification):
     ...         (Path(folder) / "dark light".split()[n % 2]).mkdir(exist_ok=True)
     ...         Image.new("L", (9, 9), 200 * (n % 2) + n).save(Path(folder) / "dark light".split()[n % 2] / f"{n}.png")
     ...     task = Images(folder, size=8)
-    ...     task.labels, task.grid
-    (['dark', 'light'], (8, 8))
+    ...     task.input.labels, task.input.grid
+    (('dark', 'light'), (8, 8))
     """
 
-    title = "your images, a folder a class"
+    title = "your images, one folder per class"
     layouts = ("a folder, tar or zip: CLASS/IMAGE, or SPLIT/CLASS/IMAGE",)
-    advice = "say where it is: path=FOLDER"
+    recipe = IMAGE_RECIPE
 
-    def __init__(self, path: str, size: int = 32, seed: int = 0, skip_bad: bool = False) -> None:
-        self.path = Path(path).expanduser()
-        if not self.path.exists():
-            raise NotReady(f"path must be a folder or archive that is there; it is {path!r}")
-        self.input = Pixels(PAPER, (size, size))
-        self.seed, self.skip_bad = seed, skip_bad
+    size: int = 32
+    """Height and width to which images are scaled, in gray."""
 
-    def recipe(self) -> dict[str, Any]:
-        return {**super().recipe(), "grid": self.grid}
+    def __post_init__(self) -> None:
+        existing(self.path)
+
+    def input_with(self, labels: tuple[str, ...]) -> Image:
+        return Image(labels, (self.size, self.size))
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        yield Source(self.path.name, (self.path,), self._read)
+        path = existing(self.path)
+        yield Source(path.name, (path,), partial(self._read, path))
 
-    def _read(self, problems: Problems) -> Iterator[tuple[str, Row]]:
-        # Splits and labels are in the names, so these are looked at first: images of the test split may come before those of training.
-        names: list[str] = []
-
-        def note(name: str) -> bool:
-            if is_image(name):
-                names.append(name)
-            return False
-
-        for _ in members(self.path, Problems(skip=True), wanted=note):
-            pass
-        labels = {label: True for name in names if _split(name) in (None, "train") and (label := _label(name))}
+    def _read(self, path: Path, errors: Errors) -> Iterator[tuple[str, Row]]:
+        found = names(path, Errors(skip=True), is_image)  # test images may come before training images
+        labels = {label: None for name in found if _split(name) in (None, "train") and (label := _label(name))}
         if labels and all(label.lower() in SPLIT_NAMES for label in labels):
-            raise ValueError(f"{self.path} has folders of splits ({', '.join(labels)}) with images in them, but no folders of classes")
-        told = Told(frozenset(split for name in names if (split := _split(name))), tuple(labels))
-        return self.deal((self._item(*member) for member in members(self.path, problems, wanted=is_image)), problems, told)
+            raise ValueError(f"{path} has folders of splits ({', '.join(labels)}) with images, but no folders of classes in them")
+        rows = self.number_labels(self._items(path, errors), errors, labels)
+        return self.make_splits(rows, {split for name in found if (split := _split(name))})
 
-    def _item(self, name: str, data: bytes) -> Item | BadItem:
-        label = _label(name)
-        if label is None:
-            return BadItem(self.path / name, None, "an image must be in a folder, whose name is its class")
-        try:
-            image = gray_image(data, self.grid)
-        except ValueError as error:
-            return BadItem(self.path / name, None, str(error))
-        return Item(self.path / name, None, _split(name), label, {"value": image.tobytes()})
+    def _items(self, path: Path, errors: Errors) -> Iterator[Item]:
+        input = self.input_with(())
+        for name, data in members(path, errors, is_image):
+            with errors.at(path / name):
+                if (label := _label(name)) is None:
+                    raise ValueError("an image must be in a folder named after its class")
+                yield Item(path / name, None, _split(name), label, input.row([data]))
 
 
 def is_image(name: str) -> bool:
-    """Whether a member of a folder or archive is an image, by its ending; nothing hidden, such as Macs put into zip archives.
+    """Return whether a file is an image by its ending; hidden files, such as macOS puts into zip archives, are not.
 
     >>> is_image("cat/1.PNG"), is_image("__MACOSX/cat/._1.png")
     (True, False)
@@ -95,11 +81,11 @@ def is_image(name: str) -> bool:
 
 
 def _label(name: str) -> str | None:
-    """The folder that an image is in."""
+    """Return the folder of an image."""
     parts = PurePosixPath(name).parts
     return parts[-2] if len(parts) > 1 else None
 
 
 def _split(name: str) -> str | None:
-    """The split that one of the folders above the class tells of."""
+    """Return the split that one of the folders above the class names."""
     return next((SPLIT_NAMES[part.lower()] for part in PurePosixPath(name).parts[:-2] if part.lower() in SPLIT_NAMES), None)

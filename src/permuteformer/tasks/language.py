@@ -1,172 +1,158 @@
-"""Language modelling: a text as one long row of bytes or words, cut into windows."""
+"""Language modelling: a text as one long sequence of tokens, cut into windows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from permuteformer.tasks.base import UNSCORED, Batch, Task
-from permuteformer.tasks.prepare import Items, Row
-from permuteformer.tasks.readers.problems import Problems
-from permuteformer.tokens import CLS, EOS, EOS_ID, PAPER, SEP, UNK, word_list
+from permuteformer.tasks.base import Task
+from permuteformer.tasks.inputs import UNSCORED, Batch, Input
+from permuteformer.tasks.lra import check_choice
+from permuteformer.tasks.readers.errors import Errors
+from permuteformer.tasks.store import Items, Row
+from permuteformer.tasks.tokenization import ByteTokens, Tokenizer, WordTokens, check_size, tokenizer_from_json
+from permuteformer.tokens import PAPER, word_list
 
-END_OF_DOCUMENT = 0xFF
-"""Stored between documents of bytes: no text in UTF-8 has this byte. To predict it is to predict SEP; after it a text begins, with CLS."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
-UNITS = ("bytes", "words")
-
-BLOCK = 2**16
-"""Tokens that are stored at a time."""
-
-Documents = Callable[[Problems], Iterator[tuple[str, Iterable[str]]]]
-"""Each document in order: its split and its lines. It may be asked for twice."""
+Documents = Callable[[Errors], Iterator[tuple[str, Iterable[str]]]]
+"""Yields each document in order: its split and its lines. It may be called twice."""
 
 
-class LanguageModelling(Task):
-    """The next token of a text.
+@dataclass(frozen=True)
+class Windows(Input):
+    """Windows of a long text, whose next tokens are predicted.
 
-    Training takes windows side by side, of ``length`` tokens. Evaluation scores every token once: windows of ``length`` tokens of which the
-    first ``context`` are read only, so that no token but those at the very beginning is predicted from less.
+    Training windows of ``length`` tokens lie side by side. In evaluation every token is scored once: windows start with up to ``context``
+    tokens that are only read.
 
-    Perplexity is that of a token. So that units can be compared, there are also bits a byte of the text and the perplexity of a word; words
-    are split by white space, and as in WikiText the end of a line is one.
+    Perplexity is per token. To compare units, there are also bits per byte of the text and perplexity per word; words are separated by
+    white space, and the end of a line is one, as in WikiText.
+
+    >>> windows = Windows(length=512, context=256)
+    >>> windows.max_length, windows.vocab_size, windows.name_token(windows.tokenizer.prompt_ids("a")[-1])
+    (512, 259, 'a')
     """
+
+    length: int
+    context: int
+    tokenizer: Tokenizer = field(default_factory=ByteTokens)
+    bytes_per_token: Mapping[str, float] = field(default_factory=dict)
+    """Bytes of text per token, by split."""
 
     kind = "lm"
     metric = "perplexity"
     greater_is_better = False
-
-    unit: str = "bytes"
-    length: int = 512
-    context: int = 256
-    min_frequency: int = 1
-
-    def check_options(self) -> None:
-        """Raise where the options make no sense; constructors call it."""
-        if self.unit not in UNITS:
-            raise ValueError(f"unit must be one of {', '.join(UNITS)}; it is {self.unit!r}")
-        if self.length < 1 or not 0 <= self.context < self.length:
-            raise ValueError(f"length must be 1 or more and context from 0 to length - 1; they are {self.length} and {self.context}")
-        if self.min_frequency != 1 and self.unit != "words":
-            raise ValueError(f"min_frequency is of words; unit is {self.unit!r}, and min_frequency {self.min_frequency}")
+    labels = ()
+    grid = None
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        return {"token": "uint8" if self.unit == "bytes" else "int32"}
-
-    @property
-    def max_length(self) -> int:
+    def max_length(self) -> int:  # type: ignore[override]
         return self.length
 
     @property
-    def vocab_size(self) -> int:
-        return PAPER.size if self.unit == "bytes" else len(self.vocabulary)
+    def vocab_size(self) -> int:  # type: ignore[override]
+        return self.tokenizer.vocab_size
 
     @property
-    def vocabulary(self) -> list[str]:
-        """The words, in the order of their ids; none for bytes."""
-        words: list[str] = self.prepare().info.get("vocabulary", [])
-        return words
+    def pad_id(self) -> int | None:  # type: ignore[override]
+        return self.tokenizer.pad_id
 
-    def recipe(self) -> dict[str, Any]:
-        return {"unit": self.unit, "min_frequency": self.min_frequency}
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        return self.tokenizer.unit
 
-    def learned(self) -> dict[str, Any]:
-        words = {"vocabulary": self._words} if self.unit == "words" else {}
-        return {"bytes": self._bytes, **words}
+    @property
+    def start_id(self) -> Any:
+        return self.tokenizer.start_id
 
-    def encode_documents(self, documents: Documents, problems: Problems) -> Iterator[tuple[str, Row]]:
-        """What is stored of documents. A vocabulary of words is made of those of the training split first."""
-        ids: dict[str, int] = {}
-        self._bytes: dict[str, int] = {}
-        if self.unit == "words":
-            training = (lines for split, lines in documents(Problems(skip=problems.skip)) if split == "train")
-            self._words = word_list(chain.from_iterable(training), min_frequency=self.min_frequency, pad_token=None)
-            ids = {word: n for n, word in enumerate(self._words)}
-        for split, lines in documents(problems):
-            for tokens, size in _words(lines, ids) if self.unit == "words" else _bytes(lines):
-                self._bytes[split] = self._bytes.get(split, 0) + size
-                yield split, {"token": tokens}
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {"token": self.tokenizer.stored}
 
-    def dataset(self, split: str) -> Windows:
-        return Windows(self.items(split), self.length, 0 if split == "train" else self.context)
+    def items(self, stored: Items, training: bool) -> Sequence[Row]:
+        return WindowItems(stored, self.length, 0 if training else self.context)
 
-    def lengths(self, split: str) -> np.ndarray:
-        return self.dataset(split).lengths()
+    def token_counts(self, items: WindowItems) -> np.ndarray:
+        return items.lengths()
 
-    def collate(self, items: Sequence[Mapping[str, Any]]) -> Batch:
-        length = max(len(item["targets"]) for item in items)
-        input_ids = torch.full((len(items), length), PAPER.pad)
-        labels = torch.full((len(items), length), UNSCORED)
-        key_mask = torch.zeros(len(items), length, dtype=torch.bool)
+    def collate(self, items: Sequence[Row], *, training: bool = False, seed: int = 0) -> Batch:
+        import torch
+
+        shape = len(items), max(len(item["targets"]) for item in items)
+        input_ids = np.full(shape, self.pad_id, dtype=np.int64)
+        labels, mask = np.full(shape, UNSCORED), np.zeros(shape, dtype=bool)
+        tokens = self.tokenizer
         for row, item in enumerate(items):
-            targets, before = item["targets"].astype(np.int64), item["before"]
-            n, first = len(targets), item["first_scored"]
-            inputs = np.concatenate([[-1 if before is None else before], targets[:-1]])
-            input_ids[row, :n] = torch.from_numpy(self._input_ids(inputs))
-            labels[row, first:n] = torch.from_numpy(self._target_ids(targets[first:]))
-            key_mask[row, :n] = True
-        return Batch(torch.tensor([item["id"] for item in items]), input_ids, key_mask, labels)
-
-    def _input_ids(self, tokens: np.ndarray) -> np.ndarray:
-        if self.unit == "words":  # a line ends before the text begins
-            return np.where(tokens < 0, EOS_ID, tokens)
-        return np.where((tokens < 0) | (tokens == END_OF_DOCUMENT), CLS, tokens + PAPER.first)
-
-    def _target_ids(self, tokens: np.ndarray) -> np.ndarray:
-        return tokens if self.unit == "words" else np.where(tokens == END_OF_DOCUMENT, SEP, tokens + PAPER.first)
+            targets, before, first = item["targets"], item["before"], item["first_scored"]
+            n = len(targets)
+            ids, is_end = tokens.ids(targets), targets == tokens.document_end
+            starts = before is None or before == tokens.document_end
+            input_ids[row, 0] = tokens.start_id if starts else tokens.ids(np.array([before]))[0]
+            input_ids[row, 1:n] = np.where(is_end, tokens.start_id, ids)[:-1]
+            labels[row, first:n] = np.where(is_end, tokens.end_id, ids)[first:]
+            mask[row, :n] = True
+        numbers = torch.tensor([item["id"] for item in items])
+        return Batch(numbers, torch.from_numpy(input_ids), torch.from_numpy(mask), torch.from_numpy(labels))
 
     def score(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        from torch.nn.functional import cross_entropy
+
         scored = batch.labels != UNSCORED
         labels, before = batch.labels[scored], batch.input_ids[scored]
         loss = cross_entropy(logits[scored].float(), labels, reduction="none").double().sum()
         return {"loss": loss, "tokens": scored.sum(), "words": self._count_words(before, labels)}
 
-    def summarize(self, sums: Mapping[str, float], split: str) -> dict[str, float]:
-        loss = sums["loss"] / sums["tokens"]
-        bytes_a_token = self.prepare().info["bytes"][split] / len(self.items(split))
-        return {
-            "perplexity": _exp(loss),
-            "loss": loss,
-            "bits_per_byte": loss / math.log(2) / bytes_a_token,
-            "word_perplexity": _exp(sums["loss"] / max(sums["words"], 1)),
-        }
-
-    def words(self, item: Mapping[str, Any]) -> list[str]:
-        if self.unit == "words":
-            return [" ".join("\n" if (word := self.vocabulary[n]) == EOS else word for n in item["targets"].tolist())]
-        return [item["targets"].tobytes().replace(bytes([END_OF_DOCUMENT]), b"").decode("utf-8", "replace")]
-
     def _count_words(self, before: Tensor, labels: Tensor) -> Tensor:
-        """How many words the tokens ``labels`` are, each of them after one of ``before``; the end of a line is one."""
+        """Return how many words the tokens ``labels`` are, each after one of ``before``; the end of a line is one."""
+        import torch
+
         if self.unit == "words":
             return torch.tensor(labels.numel(), device=labels.device)
         space = torch.zeros(PAPER.size, dtype=torch.bool, device=labels.device)
-        space[[PAPER.first + byte for byte in b" \t\n\r\v\f"]] = True
-        space[[CLS, SEP]] = True
-        begun = ~space[labels] & space[before]
-        return (begun | labels.eq(PAPER.first + ord("\n"))).sum()
+        space[[PAPER.first + byte for byte in b" \t\n\r\v\f"] + [self.tokenizer.start_id, self.tokenizer.end_id]] = True
+        starts = ~space[labels] & space[before]
+        return (starts | labels.eq(PAPER.first + ord("\n"))).sum()
+
+    def summarize(self, sums: Mapping[str, float], split: str) -> dict[str, float]:
+        loss = sums["loss"] / sums["tokens"]
+        return {
+            "perplexity": _exp(loss),
+            "loss": loss,
+            "bits_per_byte": loss / math.log(2) / self.bytes_per_token[split],
+            "word_perplexity": _exp(sums["loss"] / max(sums["words"], 1)),
+        }
+
+    def texts(self, item: Row) -> list[str]:
+        return [self.tokenizer.decode(item["targets"])]
+
+    def name_token(self, id: int) -> str:
+        return self.tokenizer.name(id)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"input": "Windows", "length": self.length, "context": self.context, **self.tokenizer.to_json()}
 
 
-class Windows(Sequence[dict[str, Any]]):
-    """Windows over a row of tokens: each scores ``length - context`` of them, after up to ``context`` that it reads only.
+class WindowItems(Sequence[Row]):
+    """Windows over stored tokens: each scores ``length - context`` of them, after up to ``context`` that it only reads.
 
     An item has ``targets``, the tokens; ``before``, the one before the first, or ``None``; and ``first_scored``.
     """
 
-    def __init__(self, items: Items, length: int, context: int) -> None:
-        self.items, self.length, self.context = items, length, context
+    def __init__(self, stored: Items, length: int, context: int) -> None:
+        self.stored, self.length, self.context = stored, length, context
         self._step = length - context
 
     def __len__(self) -> int:
-        return -(-len(self.items) // self._step)
+        return -(-len(self.stored) // self._step)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -176,46 +162,82 @@ class Windows(Sequence[dict[str, Any]]):
         index %= len(self)
         scored = index * self._step
         start = max(scored - self.context, 0)
-        tokens = self.items.column("token", max(start - 1, 0), min(scored + self._step, len(self.items)))
+        tokens = self.stored.column("token", max(start - 1, 0), min(scored + self._step, len(self.stored)))
         before = int(tokens[0]) if start else None
         return {"id": index, "before": before, "targets": tokens[1:] if start else tokens, "first_scored": scored - start}
 
     def lengths(self) -> np.ndarray:
-        """Tokens of every window."""
+        """Return the number of tokens of every window."""
         scored = np.arange(len(self)) * self._step
-        return np.minimum(scored + self._step, len(self.items)) - np.maximum(scored - self.context, 0)
+        return np.minimum(scored + self._step, len(self.stored)) - np.maximum(scored - self.context, 0)
 
 
-Blocks = Iterator[tuple[np.ndarray, int]]
-"""Tokens, and how many bytes of the text they are."""
+@dataclass(kw_only=True, eq=False)
+class LanguageTask(Task):
+    """A task of language modelling; ``documents`` of the subclass yields its text."""
 
+    usual_min_frequency: ClassVar[int] = 1
 
-def _words(lines: Iterable[str], ids: Mapping[str, int]) -> Blocks:
-    unknown, end = ids[UNK], ids[EOS]
-    block: list[int] = []
-    size = 0
-    for line in lines:
-        block += [ids.get(word, unknown) for word in line.split()]
-        block.append(end)
-        size += len(line.encode()) + 1
-        if len(block) >= BLOCK:
-            yield np.array(block, dtype=np.int32), size
-            block, size = [], 0
-    yield np.array(block, dtype=np.int32), size
+    unit: str = "bytes"
+    """Tokens: "bytes", or "words" separated by white space, with the end of every line as one."""
+    min_frequency: int | None = None
+    """Words that occur less often in training become <unk>; default: 1, of wiki-en 3."""
+    length: int = 512
+    """Tokens per window."""
+    context: int = 256
+    """Tokens at the start of an evaluation window that are read but not scored."""
 
+    def __post_init__(self) -> None:
+        check_choice("unit", self.unit, ("bytes", "words"))
+        if self.length < 1 or not 0 <= self.context < self.length:
+            raise ValueError(f"length must be at least 1 and context from 0 to length - 1, got {self.length} and {self.context}")
+        if self.min_frequency is None:
+            self.min_frequency = self.usual_min_frequency if self.unit == "words" else 1
+        if self.min_frequency != 1 and self.unit != "words":
+            raise ValueError(f"min_frequency={self.min_frequency} needs unit='words', got {self.unit!r}")
 
-def _bytes(lines: Iterable[str]) -> Blocks:
-    block = bytearray()
-    for line in lines:
-        block += line.encode()
-        block += b"\n"
-        if len(block) >= BLOCK:
-            yield np.frombuffer(block, dtype=np.uint8), len(block)
-            block = bytearray()
-    size = len(block)
-    block.append(END_OF_DOCUMENT)
-    yield np.frombuffer(block, dtype=np.uint8), size
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return self.input_without_data(1).columns
+
+    @cached_property
+    def input(self) -> Windows:
+        info = self.store.info
+        tokens = {split: info["bytes"][split] / count for split, count in self.store.splits.items()}
+        return Windows(self.length, self.context, self._tokenizer(info.get("vocabulary", [])), tokens)
+
+    def input_without_data(self, vocab_size: int) -> Windows:
+        return Windows(self.length, self.context, self._tokenizer([str(n) for n in range(vocab_size)]))
+
+    def _tokenizer(self, words: Sequence[str]) -> Tokenizer:
+        return ByteTokens() if self.unit == "bytes" else WordTokens(words)
+
+    def metadata(self) -> dict[str, Any]:
+        return {"bytes": self._bytes, **({"vocabulary": self._words} if self.unit == "words" else {})}
+
+    def encode(self, documents: Documents, errors: Errors) -> Iterator[tuple[str, Row]]:
+        """Yield the tokens of documents. A vocabulary of words is made of those of the train split first."""
+        self._bytes: dict[str, int] = {}
+        self._words: list[str] = []
+        if self.unit == "words":
+            training = (lines for split, lines in documents(Errors(skip=errors.skip)) if split == "train")
+            self._words = word_list(chain.from_iterable(training), min_frequency=self.min_frequency or 1, pad_token=None)
+        tokenizer = self._tokenizer(self._words)
+        for split, lines in documents(errors):
+            for tokens, size in tokenizer.encode_document(lines):
+                self._bytes[split] = self._bytes.get(split, 0) + size
+                yield split, {"token": tokens}
 
 
 def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
+
+
+def windows_from_json(content: Mapping[str, Any], folder: Path) -> Windows:
+    """Return the input that ``Windows.to_json`` describes; ``folder`` is that of the model.
+
+    Raises:
+        ValueError, TypeError, KeyError: the content is damaged.
+    """
+    length, context = check_size(content["length"]), check_size(content["context"])
+    return Windows(length, context, tokenizer_from_json(content, folder))

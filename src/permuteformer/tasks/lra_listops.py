@@ -2,90 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from permuteformer.tasks import protocol as protocols
-from permuteformer.tasks.base import TASKS, Classification, Source
-from permuteformer.tasks.generators.listops import first_token_answer
-from permuteformer.tasks.inputs import Values
-from permuteformer.tasks.prepare import Row
-from permuteformer.tasks.readers.problems import BadItem, Problems
+from permuteformer.storage import data_folder
+from permuteformer.tasks.base import TASKS, Recipe, Source
+from permuteformer.tasks.generators.base import Generated, GenerateOptions
+from permuteformer.tasks.generators.listops import OFFICIAL_COUNTS, first_token_answer, generate_listops
+from permuteformer.tasks.inputs import Text
+from permuteformer.tasks.lra import LraTask
+from permuteformer.tasks.readers.errors import BadItem, Errors
 from permuteformer.tasks.readers.tables import rows
+from permuteformer.tasks.store import Row
+from permuteformer.tasks.tokenization import SymbolTokens
 
-SYMBOLS = [*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]"]
-SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
-"""How the files call splits, and how they are called here."""
+SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+LABELS = tuple("0123456789")
+FILE_SPLITS = {"train": "train", "val": "validation", "test": "test"}
+"""Splits by their names in the files."""
 
-PLACES = ("listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000", "listops")
+FOLDERS = ("listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000", "listops")
 
 
 @TASKS.register("lra-listops")
-class LraListops(Classification):
-    """MIN, MAX, MED and SM (sum modulo 10) of digits, nested ten deep; ten classes.
+@dataclass(kw_only=True, eq=False)
+class LraListops(LraTask):
+    """MIN, MAX, MED and SM (sum modulo 10) of digits, nested up to ten deep; ten classes.
 
-    The paper leaves it out: answering 0 to what begins with MIN, 9 to MAX and 4 to the rest, without reading on, is better than what it
-    was compared with. That is among its ``baselines``.
+    The paper leaves it out: answering 0 if the first token is MIN, 9 if it is MAX and 4 otherwise beats the models it compares with. That
+    answer is one of the task's ``baselines``.
 
-    Args:
-        protocol: ``"lra"`` or ``"paper"``: whose way of numbering tokens.
-        max_length: tokens of the longest input with CLS and SEP; what is longer is cut.
-        data: the data folder.
-        skip_bad: leave out what cannot be read, and count it.
-
-    >>> LraListops().vocab_size, LraListops().labels[:3]
-    (17, ['0', '1', '2'])
+    >>> LraListops().input.vocab_size, LraListops().input.labels[:3]
+    (18, ('0', '1', '2'))
     """
 
     title = "nested MIN, MAX, MED, SM"
     licence = "none stated; generated: yours"
-    official_items = 100_000
-    layouts = tuple(f"{place}/basic_{{train,val,test}}.tsv" for place in PLACES)
-    advice = "make it: permuteformer data generate lra-listops, or get the official one: permuteformer data fetch lra-listops (8 GB)"
+    recipe = Recipe("retrieval", {"batch_size": 16, "epochs": 10, "learning_rate": 5e-4, "warmup_steps": 100})
+    official_items = OFFICIAL_COUNTS
+    layouts = tuple(f"{folder}/basic_{{train,val,test}}.tsv" for folder in FOLDERS)
+    advice = "generate it: permuteformer data generate lra-listops, or download it: permuteformer data fetch lra-listops (8 GB)"
 
-    def __init__(self, protocol: str = "lra", max_length: int = 2002, data: str | None = None, skip_bad: bool = False) -> None:
-        self.protocol = protocol
-        self.input = Values(protocols.alphabet(protocol, len(SYMBOLS)), max_length)
-        self.data, self.skip_bad = data, skip_bad
+    max_length: int = 2002
+    """Tokens of the longest expression, with those around it; longer ones are cut."""
 
     @property
-    def labels(self) -> list[str]:
-        return list("0123456789")
+    def input(self) -> Text:
+        return Text(LABELS, self.max_length, SymbolTokens(SYMBOLS, self.alphabet(len(SYMBOLS))))
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        for place in PLACES:
-            files = {split: folder / place / f"basic_{name}.tsv" for name, split in SPLIT_NAMES.items()}
+        for place in FOLDERS:
+            files = {split: folder / place / f"basic_{name}.tsv" for name, split in FILE_SPLITS.items()}
             if all(path.is_file() for path in files.values()):
-                yield Source(f"{place}/basic_*.tsv", tuple(files.values()), partial(_read, files))
+                yield Source(f"{place}/basic_*.tsv", tuple(files.values()), partial(self._read, files))
 
-    def words(self, item: Mapping[str, Any]) -> list[str]:
-        return [" ".join(SYMBOLS[n] for n in item["value"])]
+    def _read(self, files: dict[str, Path], errors: Errors) -> Iterator[tuple[str, Row]]:
+        input = self.input
+        for split, path in files.items():
+            for line, row in rows(path, errors):
+                source, target = row.get("Source"), row.get("Target")
+                if source is None or target is None:
+                    raise BadItem(path, 1, f"the columns must be Source and Target, got {', '.join(row)}")
+                with errors.at(path, line):
+                    if target not in LABELS:
+                        raise ValueError(f"Target must be a digit, got {target!r:.50}")
+                    yield split, {**input.row([source]), "label": int(target)}
 
-    def baselines(self, split: str, chosen: np.ndarray | None = None) -> dict[str, float]:
-        items = self.items(split)
-        numbers = range(len(items)) if chosen is None else chosen
-        right = sum(int(first_token_answer([SYMBOLS[items[n]["value"][0]]]) == items[n]["label"]) for n in numbers)
-        return {**super().baselines(split, chosen), "from the first token alone": right / len(numbers)}
+    def column_names(self) -> dict[str, str]:
+        return {"text": "Source"}
 
+    def baselines(self, split: str, numbers: np.ndarray | None = None) -> dict[str, float]:
+        items = self.rows(split)
+        chosen = range(len(items)) if numbers is None else numbers.tolist()
+        right = sum(first_token_answer(SYMBOLS[items[n]["value"][0]]) == items[n]["label"] for n in chosen)
+        return {**super().baselines(split, numbers), "from the first token alone": right / len(chosen)}
 
-def _read(files: dict[str, Path], problems: Problems) -> Iterator[tuple[str, Row]]:
-    numbers = {symbol: n for n, symbol in enumerate(SYMBOLS)}
-    for split, path in files.items():
-        for line, row in rows(path, problems):
-            source, target = row.get("Source"), row.get("Target")
-            if source is None or target is None:
-                raise BadItem(path, 1, f"the columns must be Source and Target; they are {', '.join(row)}")
-            try:
-                # Brackets of the binary tree say nothing that the others do not.
-                value = bytes(numbers[symbol] for symbol in source.split() if symbol not in ("(", ")"))
-            except KeyError as error:
-                problems.add(BadItem(path, line, f"symbols must be of {' '.join(SYMBOLS)}; there is {error.args[0]!r:.50}"))
-                continue
-            if len(target) != 1 or target not in "0123456789" or not value:
-                problems.add(BadItem(path, line, f"Source must not be empty and Target be a digit; Target is {target!r:.50}"))
-                continue
-            yield split, {"value": value, "label": int(target)}
+    def generate(self, options: GenerateOptions) -> Generated:
+        """Generate expressions in the layout of the official files."""
+        return generate_listops(data_folder(self.data), options)

@@ -2,96 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from permuteformer.tasks import protocol as protocols
-from permuteformer.tasks.base import TASKS, Matching, Source
-from permuteformer.tasks.inputs import Values
-from permuteformer.tasks.prepare import Row
-from permuteformer.tasks.readers.literals import bytes_literal
-from permuteformer.tasks.readers.problems import BadItem, Problems
-from permuteformer.tasks.readers.tables import rows
+from permuteformer.storage import data_folder
+from permuteformer.tasks.base import TASKS, Recipe, Source
+from permuteformer.tasks.files import split_named, text_files
+from permuteformer.tasks.generators.base import Generated, GenerateOptions
+from permuteformer.tasks.generators.retrieval import generate_retrieval, wiki_articles
+from permuteformer.tasks.inputs import Pair
+from permuteformer.tasks.lra import LraTextTask
+from permuteformer.tasks.own import find_column
+from permuteformer.tasks.readers.errors import BadItem, Errors
+from permuteformer.tasks.readers.tables import ENDINGS, column_names, rows
+from permuteformer.tasks.readers.text import lines
+from permuteformer.tasks.store import Row
+from permuteformer.tasks.tokenization import ByteTokens
 
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
-SPLIT_NAMES = {"train": "train", "eval": "validation", "test": "test"}
-"""How the files call splits, and how they are called here."""
+FILE_SPLITS = {"train": "train", "eval": "validation", "test": "test"}
+"""Splits by their names in the files."""
 
-PLACES = ("lra_release/lra_release/tsv_data", "lra_release/tsv_data", "tsv_data", "lra-retrieval", ".")
-ABSTRACTS = "pairs of ACL abstracts, label: they share an author; not LRA's pairs, label: one cites the other"
-HALVES = "pairs of halves of articles, label: they are of one article; not LRA's pairs, label: one cites the other"
+FOLDERS = ("lra_release/lra_release/tsv_data", "lra_release/tsv_data", "tsv_data", "lra-retrieval", ".")
+GENERATED = "retrieval-halves"
+ABSTRACTS = "pairs of ACL abstracts that share an author or not; LRA's pairs cite each other or not"
+HALVES = "pairs of halves of one article or of two; LRA's pairs cite each other or not"
 
 
 @TASKS.register("lra-retrieval")
-class LraRetrieval(Matching):
+@dataclass(kw_only=True, eq=False)
+class LraRetrieval(LraTextTask):
     """Pairs of papers of the ACL Anthology: does one cite the other?
 
-    Args:
-        protocol: ``"lra"`` or ``"paper"``: whose tokens.
-        validate_on: ``"given"``, or ``"test"``, what the paper's authors did and the default of their protocol.
-        max_length: tokens of a document with CLS and SEP; what is longer is cut. 4,000 by the paper; LRA has CLS beside 4,000.
-        data: the data folder.
-        skip_bad: leave out what cannot be read, and count it.
-
-    >>> LraRetrieval(max_length=1024).kind, LraRetrieval().max_length
-    ('match', 4001)
+    >>> LraRetrieval(max_length=1024).input.kind, LraRetrieval().input.max_length
+    ('match', 4000)
     """
 
     title = "pairs of ACL papers"
     licence = "ACL Anthology: CC BY 4.0 / CC BY-NC-SA 3.0"
-    official_items = 182_613
+    recipe = Recipe("retrieval", {"batch_size": 32, "epochs": 10, "learning_rate": 2e-4, "warmup_steps": 1000})
+    official_items = {"train": 147_086, "validation": 18_090, "test": 17_437}  # noqa: RUF012
     layouts = (
-        *(f"{place}/new_aan_pairs.{{train,eval,test}}.tsv[.gz]" for place in PLACES),
+        *(f"{folder}/new_aan_pairs.{{train,eval,test}}.tsv[.gz]" for folder in FOLDERS),
         "acl_pairs/acl_pairs.{train,eval,test}.tsv[.gz], a stand-in",
-        "retrieval-halves/new_aan_pairs.{train,eval,test}.tsv, generated",
+        f"{GENERATED}/new_aan_pairs.{{train,eval,test}}.tsv, generated",
     )
-    advice = "get it: permuteformer data fetch lra-retrieval (8 GB), or make pairs: permuteformer data generate lra-retrieval --from FILE"
-
-    def __init__(
-        self,
-        protocol: str = "lra",
-        validate_on: str | None = None,
-        max_length: int | None = None,
-        data: str | None = None,
-        skip_bad: bool = False,
-    ) -> None:
-        alphabet = protocols.alphabet(protocol)
-        self.protocol = protocol
-        self.validate_on = protocols.validation(protocol, validate_on, "given")
-        self.input = Values(alphabet, protocols.text_length(protocol) if max_length is None else max_length)
-        self.data, self.skip_bad = data, skip_bad
+    advice = "download it: permuteformer data fetch lra-retrieval (8 GB), or generate pairs: data generate lra-retrieval --documents FILE"
 
     @property
-    def labels(self) -> list[str]:
-        return ["unrelated", "related"]
-
-    def notes(self) -> list[str]:
-        return super().notes() + protocols.cut(self.protocol, self.max_length)
+    def input(self) -> Pair:
+        tokens = ByteTokens(self.alphabet(), literals=True)
+        return Pair(("unrelated", "related"), self.max_length or self.protocol_length, tokens)
 
     def sources(self, folder: Path) -> Iterator[Source]:
-        stems = [(place, "new_aan_pairs", "") for place in PLACES]
-        stems += [("acl_pairs", "acl_pairs", ABSTRACTS), ("retrieval-halves", "new_aan_pairs", HALVES)]
+        stems = [(place, "new_aan_pairs", "") for place in FOLDERS]
+        stems += [("acl_pairs", "acl_pairs", ABSTRACTS), (GENERATED, "new_aan_pairs", HALVES)]
         for place, stem, note in stems:
             for ending in (".tsv", ".tsv.gz"):
-                files = {split: folder / place / f"{stem}.{name}{ending}" for name, split in SPLIT_NAMES.items()}
+                files = {split: folder / place / f"{stem}.{name}{ending}" for name, split in FILE_SPLITS.items()}
                 if all(path.is_file() for path in files.values()):
                     title = f"{place}/{stem}.*{ending}".removeprefix("./")
-                    yield Source(title, tuple(files.values()), partial(_read, files), note)
+                    yield Source(title, tuple(files.values()), partial(self._read, files), note=note)
+
+    def _read(self, files: Mapping[str, Path], errors: Errors) -> Iterator[tuple[str, Row]]:
+        input = self.input
+        for split, path in files.items():
+            for line, row in rows(path, errors, columns=COLUMNS):
+                with errors.at(path, line):
+                    label = {"0.0": 0, "1.0": 1, "0": 0, "1": 1}.get(row["label"])
+                    if label is None:
+                        raise ValueError(f"label must be 0.0 or 1.0, got {row['label']!r:.50}")
+                    yield split, {**input.row([row["text1"], row["text2"]]), "label": label}
+
+    def column_names(self) -> dict[str, str]:
+        return {"text": "text1", "second_text": "text2"}
+
+    def generate(self, options: GenerateOptions) -> Generated:
+        """Generate pairs of halves of articles: a folder of ``wiki.{train,valid,test}.*``, text files, or a table."""
+        if options.documents is None:
+            raise ValueError("pairs are generated from articles: give documents (--documents), a folder of wiki.{train,valid,test}.raw")
+        return generate_retrieval(data_folder(self.data), _articles(options.documents), options)
 
 
-def _read(files: Mapping[str, Path], problems: Problems) -> Iterator[tuple[str, Row]]:
-    for split, path in files.items():
-        for line, row in rows(path, problems, columns=COLUMNS):
-            try:
-                label = {"0.0": 0, "1.0": 1, "0": 0, "1": 1}.get(row["label"])
-                if label is None:
-                    raise ValueError(f"label must be 0.0 or 1.0; it is {row['label']!r:.50}")
-                yield split, {"first": _text(row["text1"]), "second": _text(row["text2"]), "label": label}
-            except ValueError as error:
-                problems.add(BadItem(path, line, str(error)))
+def _articles(path: Path) -> Mapping[str, Iterable[tuple[str, str]]]:
+    """Return articles by split; all under ``"train"`` if file names have no splits."""
+    if not path.exists():
+        raise FileNotFoundError(f"documents (--documents) not found: {path}")
+    if path.is_file() and path.name.lower().endswith(ENDINGS):
+        return {"train": _table_articles(path)}
+    wiki = sorted(path.glob("wiki.*")) if path.is_dir() else [path]
+    by_split = {split: _wiki_articles(file) for file in wiki if (split := split_named(file.name))}
+    return by_split or {"train": _wiki_articles(path) if path.is_file() else _file_articles(path)}
 
 
-def _text(field: str) -> bytes:
-    """The official files hold Python's notation of bytes, others the text itself."""
-    return bytes_literal(field) if field.startswith(("b'", 'b"')) else field.encode()
+def _wiki_articles(path: Path) -> Iterator[tuple[str, str]]:
+    return wiki_articles(line for _, line in lines(path, Errors()))
+
+
+def _file_articles(path: Path) -> Iterator[tuple[str, str]]:
+    for file in text_files(path, "*", Errors()):
+        yield str(file.relative_to(path)), "\n".join(line for _, line in lines(file, Errors()))
+
+
+def _table_articles(path: Path) -> Iterator[tuple[str, str]]:
+    column = find_column(path, column_names(path), "text", None, ("text", "document", "body", "content", "article"))
+    for line, row in rows(path, Errors()):
+        if not isinstance(row.get(column), str):
+            raise BadItem(path, line, f"column {column!r} must be text")
+        yield f"row {line}", row[column]

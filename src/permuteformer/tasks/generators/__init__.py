@@ -1,1 +1,1 @@
-"""Data made by rule: seeded, in parallel, the same for the same seed whatever the number of processes."""
+"""Generators of task data: seeded and parallel, with the same data for any number of processes."""

@@ -1,40 +1,37 @@
-"""Work in numbered pieces over processes, with results in order."""
+"""A parallel map with results in order."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def pieces(work: Callable[[int], T], count: int, processes: int | None = None) -> Generator[T, None, None]:
-    """``work(0)`` … ``work(count - 1)``, in this order, computed by ``processes`` (all cores unless told).
+def parallel_map(function: Callable[[int], T], numbers: Iterable[int], processes: int) -> Generator[T, None, None]:
+    """Yield ``function(number)`` for every number, in order, computed by ``processes`` processes.
 
-    A piece must take its randomness from its own number, as ``numpy.random.default_rng([seed, number])`` does: then results do not
-    depend on how many processes there are. ``work`` is sent to them: a function of a module, or a ``functools.partial`` of one.
+    The function must take its randomness from the number, so that results do not depend on ``processes``. It is pickled: pass a function
+    of a module, or a ``functools.partial`` of one.
 
-    >>> list(pieces(abs, 3, processes=1))
+    >>> list(parallel_map(abs, range(3), processes=1))
     [0, 1, 2]
     """
-    processes = min(processes or os.cpu_count() or 1, count)
-    if processes <= 1:
-        yield from map(work, range(count))
+    if processes == 1:
+        yield from map(function, numbers)
         return
-    # Not forked: the caller may have threads (torch's), which a forked child would wait for in vain.
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    # Spawn, not fork: a forked child of a process with threads, such as torch's, can hang.
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    try:
         waiting: deque[Future[T]] = deque()
-        try:
-            for number in range(count):
-                waiting.append(pool.submit(work, number))
-                if len(waiting) > 2 * processes:  # results that nobody has asked for yet take memory
-                    yield waiting.popleft().result()
-            while waiting:
+        for number in numbers:
+            waiting.append(pool.submit(function, number))
+            if len(waiting) > 2 * processes:  # no further ahead: results wait in memory
                 yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,81 +1,81 @@
-"""Pathfinder images by rule: two discs lie on the ends of dashed curves. Is it one curve, or are they two?
+"""Pathfinder images: two discs mark ends of dashed curves. Are they the two ends of one curve?
 
-The images are distributed as those of the Long-Range Arena (drewlinsley/pathfinder with its settings), and lie in the same folders.
+Images are distributed as those of Long-Range Arena (drewlinsley/pathfinder with its settings) and stored in the same folders.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from permuteformer.folders import new_folder
 from permuteformer.registry import unknown
-from permuteformer.tasks.generators.parallel import pieces
-from permuteformer.tasks.generators.snakes import SEEDS, Array, Field, Paddles, Snakes, draw_discs, paddles
+from permuteformer.storage import new_folder
+from permuteformer.tasks.generators.base import Generated, GenerateOptions
+from permuteformer.tasks.generators.parallel import parallel_map
+from permuteformer.tasks.generators.snakes import DEGREES, Array, Paddles, Snake, Snakes, disc, paddle_tables
+
+OFFICIAL_COUNTS = {"train": 160_000, "validation": 20_000, "test": 20_000}
 
 LEVELS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
-"""Levels, and how their folders are called."""
-
-SPLITS_FILE = "splits.json"
-"""How many images are of which split, in the order of the metadata: ours, and not in the official data."""
+"""Folder names of the levels."""
 
 PADDLES = {"easy": 6, "intermediate": 9, "hard": 14}
-"""Levels, and how many paddles a target snake has."""
+"""Paddles per target snake of the levels."""
+
+SPLITS_FILE = "splits.json"
+"""Number of images per split, in the order of the metadata. The official data has no such file."""
+
+_FOLDER_IMAGES = 1000
+_BLOCK_IMAGES = 50
+"""Images drawn together. Another number would change the data of every seed."""
+
+_MAX_ATTEMPTS = 2000
+"""Pairs of target snakes that grow together. Most pairs fail; with more of them, memory access dominates."""
 
 _DISTRACTOR_ATTEMPTS = 5
-_LEAST_FREE = 0.01
-"""Below this share of free pixels no distractor is begun."""
-
-_FOLDER = 1000
-"""Images of a folder, which is a piece of the work."""
-
-_BLOCK = 50
-"""Images that are drawn in lockstep."""
-
-_ROUND = 2000
-"""Pairs of target snakes that grow in lockstep, at most. Nearly all of them fail; more need more memory than is near."""
+_MIN_FREE = 0.01
+"""Share of free pixels below which no distractor is started."""
 
 
 @dataclass(frozen=True)
 class PathfinderSettings:
-    """How images of one resolution and level are drawn; lengths are in pixels, except where they count paddles."""
+    """Settings of one resolution and level. Lengths are in pixels unless they count paddles."""
 
     resolution: int
     paddle_length: int
     thickness: float
     margins: tuple[int, ...]
-    """Free pixels around a paddle; an image has one of these."""
+    """Free pixels around a paddle; each image draws one of these."""
     continuity: float
-    """How straight snakes are: turns are at most 90 degrees divided by this."""
+    """Snakes turn by at most 90 degrees divided by this."""
     seed_distance: int
-    """Between the beginnings of the two target snakes; the first is at least twice as far from the edges."""
+    """Distance between the starts of the two target snakes, and half the distance of the first one to the edges."""
     marker_radius: float
     distractor_paddles: int
-    """In all distractors together."""
+    """Paddles of all distractors together."""
     target_contrast: float
     distractor_contrast: float
     padding: int = 1
-    level: str = "hard"
     contour_length: int = 14
-    """Paddles of a target snake."""
+    """Paddles per target snake."""
 
     @property
     def distractor_length(self) -> int:
-        """Paddles of a distractor."""
+        """Paddles per distractor."""
         return self.contour_length // 3
 
     @property
     def distractors(self) -> int:
-        """How many are tried."""
+        """Number of distractors, of which some may find no place."""
         return self.distractor_paddles // self.distractor_length
 
 
@@ -86,38 +86,92 @@ _SETTINGS = {  # resolution, paddle length, thickness, margins, continuity, seed
 }
 
 
-def settings(resolution: int, level: str) -> PathfinderSettings:
-    """The settings of a resolution (32, 64, 128) and a level (easy, intermediate, hard).
+def pathfinder_settings(resolution: int, level: str) -> PathfinderSettings:
+    """Return the settings of a resolution (32, 64, 128) and a level (easy, intermediate, hard).
 
-    >>> hard = settings(32, "hard")
+    >>> hard = pathfinder_settings(32, "hard")
     >>> hard.contour_length, hard.distractors, hard.distractor_length
     (14, 5, 4)
     """
     if resolution not in _SETTINGS:
-        raise ValueError(f"resolution must be 32, 64 or 128; it is {resolution!r}: choose one of these")
+        raise ValueError(f"resolution must be 32, 64 or 128, got {resolution!r}")
     if level not in PADDLES:
         raise ValueError(unknown("level", level, PADDLES))
-    return replace(_SETTINGS[resolution], level=level, contour_length=PADDLES[level])
+    return replace(_SETTINGS[resolution], contour_length=PADDLES[level])
 
 
-@dataclass(frozen=True, eq=False)
-class Snake:
-    """A curve of n paddles, in the order in which it grew.
+def generate_pathfinder(folder: Path, options: GenerateOptions, resolution: int = 32, level: str = "hard") -> Generated:
+    """Write images in the layout of Long-Range Arena, ``pathfinder32/curv_contour_length_14/{imgs,metadata}``, into the data folder.
 
-    A paddle is a line that leaves ``pixels`` (n 2, row and column) at ``angles`` (n, radians from the right and downwards). For the first
-    paddle this is where it begins, for the others where they end: so the snake's tips are the first and the last of ``pixels``.
+    The splits follow each other in the metadata, and ``splits.json`` records their sizes. More images start with those of a smaller number.
+
+    The statistics are the number of ``images``; the share ``connected`` (label 1); the ``mean`` intensity, out of 255; the shares of pixels
+    above 0 (``lit``) and above 127 (``bright``); ``distractors`` per image; ``paddles`` per target snake; ``markers_on_ends``, the share of
+    images with both markers on the ends that the label says.
     """
+    settings = pathfinder_settings(resolution, level)
+    sizes = options.sizes(OFFICIAL_COUNTS)
+    count = sum(sizes.values())
+    folders = range(math.ceil(count / _FOLDER_IMAGES))
+    target = folder / f"pathfinder{resolution}" / LEVELS[level]
+    totals: Counter[str] = Counter()
+    with new_folder(target) as unfinished:
+        (unfinished / "metadata").mkdir()
+        (unfinished / SPLITS_FILE).write_text(json.dumps(sizes), encoding="ascii")
+        write = partial(_write_folder, unfinished, settings, count, options.seed)
+        with closing(parallel_map(write, folders, options.process_count(useful=len(folders)))) as work:  # waits for the processes
+            for written in work:
+                totals.update(written)
+                options.progress(written["images"])
+    units = {"mean": resolution**2, "lit": resolution**2, "bright": resolution**2, "paddles": 2}
+    statistics = {name: total / (count * units.get(name, 1)) for name, total in totals.items()}
+    return Generated(target, {**statistics, "images": count})
 
-    pixels: Array
-    angles: Array
 
-    def __len__(self) -> int:
-        return len(self.pixels)
+def _write_folder(root: Path, settings: PathfinderSettings, count: int, seed: int, number: int) -> dict[str, int]:
+    """Write a folder of images and its metadata; return sums over the images."""
+    rng = np.random.default_rng([seed, number])
+    count = min(_FOLDER_IMAGES, count - number * _FOLDER_IMAGES)
+    folder = root / "imgs" / str(number)
+    folder.mkdir(parents=True)
+    totals: Counter[str] = Counter()
+    lines = []
+    for first in range(0, count, _BLOCK_IMAGES):
+        # A block is drawn completely even if only some of it is needed, so that images do not depend on the count.
+        for index, sample in enumerate(draw_images(settings, rng, _BLOCK_IMAGES)[: count - first], first):
+            Image.fromarray(sample.image).save(folder / f"sample_{index}.png")
+            lines.append(_metadata(settings, sample, number, index))
+            totals.update(_measure(sample))
+    (root / "metadata" / f"{number}.npy").write_text("".join(lines), encoding="ascii", newline="\n")
+    return totals
+
+
+def _metadata(settings: PathfinderSettings, sample: Sample, number: int, index: int) -> str:
+    """Return a line in the format of the official metadata."""
+    shape = (settings.continuity, settings.contour_length, settings.distractor_length, settings.paddle_length, settings.thickness)
+    contrasts = 1
+    return " ".join(map(str, (f"imgs/{number}", f"sample_{index}.png", index, sample.label, *shape, sample.margin, contrasts))) + "\n"
+
+
+def _measure(sample: Sample) -> dict[str, int]:
+    """Return the measurements of an image, whose sums give the statistics."""
+    starts, ends = ([snake.pixels[tip].tolist() for snake in sample.targets] for tip in (0, -1))
+    on_ends = zip(starts, ends if sample.label else reversed(ends), strict=True)
+    return {
+        "images": 1,
+        "connected": sample.label,
+        "mean": int(sample.image.sum()),
+        "lit": int((sample.image > 0).sum()),
+        "bright": int((sample.image > 127).sum()),
+        "distractors": len(sample.distractors),
+        "paddles": sum(len(snake.pixels) for snake in sample.targets),
+        "markers_on_ends": tuple(sample.markers.tolist()) in on_ends,
+    }
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """An image (h w, uint8), whether its markers are connected (1) or not (0), and what is in it."""
+    """An image (h w, uint8), its label (1 if the markers are on one snake, else 0) and its contents."""
 
     image: Array
     label: int
@@ -125,245 +179,115 @@ class Sample:
     targets: tuple[Snake, Snake]
     distractors: tuple[Snake, ...]
     markers: Array
-    """2 2: rows and columns of the centres; the first is where a snake begins, the second where one ends."""
+    """2 2: row and column of the marker where a snake begins, and of the one where a snake ends."""
 
 
-def draw(settings: PathfinderSettings, rng: np.random.Generator) -> Sample:
-    """One image. ``draw_many`` is much faster for several.
+def draw_images(settings: PathfinderSettings, rng: np.random.Generator, count: int) -> list[Sample]:
+    """Draw several images together, which is much faster than one by one.
 
-    >>> sample = draw(settings(32, "easy"), np.random.default_rng(0))
-    >>> sample.image.shape, len(sample.targets[0])
-    ((32, 32), 6)
+    >>> [sample] = draw_images(pathfinder_settings(32, "easy"), np.random.default_rng(0), 1)
+    >>> sample.image.shape, sample.targets[0].pixels.shape
+    ((32, 32), (6, 2))
     """
-    return draw_many(settings, rng, 1)[0]
-
-
-def draw_many(settings: PathfinderSettings, rng: np.random.Generator, count: int) -> list[Sample]:
-    """Several images, drawn in lockstep."""
     samples: dict[int, Sample] = {}
     margins = rng.choice(settings.margins, size=count)
     for margin in settings.margins:
-        which = np.flatnonzero(margins == margin).tolist()
-        if which:
-            samples.update(zip(which, _draw(settings, margin, rng, len(which)), strict=True))
+        numbers = np.flatnonzero(margins == margin).tolist()
+        if numbers:
+            samples.update(zip(numbers, _ImageDrawer(settings, margin, rng).draw(len(numbers)), strict=True))
     return [samples[number] for number in range(count)]
 
 
-def generate_pathfinder(
-    folder: Path,
-    *,
-    resolution: int = 32,
-    level: str = "hard",
-    count: int = 200_000,
-    splits: Mapping[str, int] | None = None,
-    seed: int = 0,
-    processes: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> dict[str, float]:
-    """Write images as they lie in the Long-Range Arena: ``pathfinder32/curv_contour_length_14/{imgs,metadata}`` in ``folder``.
+class _ImageDrawer:
+    """Draws images of one margin."""
 
-    The same seed gives the same files, whatever the number of processes; more images begin with those that fewer would be. The folder
-    appears when it is complete.
+    def __init__(self, settings: PathfinderSettings, margin: int, rng: np.random.Generator) -> None:
+        self.settings, self.margin, self.rng = settings, margin, rng
+        self.paddles = paddle_tables(settings.resolution, settings.paddle_length, settings.thickness, margin, settings.continuity)
 
-    Args:
-        folder: where ``pathfinder<resolution>`` is or will be.
-        resolution: 32, 64 or 128.
-        level: ``"easy"``, ``"intermediate"`` or ``"hard"``: target snakes of 6, 9 or 14 paddles.
-        count: of images; a folder in ``imgs`` has 1,000.
-        splits: images of ``"train"``, ``"validation"`` and ``"test"``, in this order, which add up to ``count``. They are noted in
-            ``splits.json``; without it they are taken to be 80 : 10 : 10.
-        seed: from 0 on.
-        processes: all cores unless told.
-        progress: is called with the number of images that were just finished.
+    def draw(self, count: int) -> list[Sample]:
+        occupied, targets = self.targets(count)
+        distractors = self.distractors(occupied)
+        labels, marked = self.rng.integers(2, size=(2, count)).tolist()
+        samples = []
+        for pair, others, label, one in zip(targets, distractors, labels, marked, strict=True):
+            markers = np.stack([pair[one].pixels[0], pair[one if label else 1 - one].pixels[-1]])
+            samples.append(Sample(self.paint(pair, others, markers), label, self.margin, pair, tuple(others), markers))
+        return samples
 
-    Returns:
-        of all images: ``images``, ``connected`` (the share of label 1), ``mean`` intensity (of 255), ``lit`` and ``bright`` (shares of
-        pixels above 0 and above 127), ``distractors`` an image, ``paddles`` a target snake, and the share of images with
-        ``markers_on_ends``, both of one snake where the label is 1, of each one where it is 0.
-    """
-    chosen = settings(resolution, level)
-    for name, value, least in (("count", count, 1), ("seed", seed, 0), ("processes", processes, 1)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ValueError(f"{name} must be a whole number from {least} on; it is {value!r}")
-    if splits is not None and sum(splits.values()) != count:
-        raise ValueError(f"splits must add up to count, {count:,}; they are {dict(splits)}")
-    sums = np.zeros(8, np.int64)
-    with new_folder(Path(folder) / f"pathfinder{resolution}" / LEVELS[level]) as unfinished:
-        (unfinished / "metadata").mkdir()
-        if splits is not None:
-            (unfinished / SPLITS_FILE).write_text(json.dumps(dict(splits)), encoding="ascii")
-        work = pieces(partial(_write_folder, unfinished, chosen, count, seed), math.ceil(count / _FOLDER), processes)
-        with closing(work) as folders:  # no process writes on when there is an exception
-            for part in folders:
-                sums += part
-                if progress is not None:
-                    progress(int(part[0]))
-    images, connected, intensity, lit, bright, distractors, dashes, on_ends = sums.tolist()
-    pixels = images * resolution**2
-    return {
-        "images": images,
-        "connected": connected / images,
-        "mean": intensity / pixels,
-        "lit": lit / pixels,
-        "bright": bright / pixels,
-        "distractors": distractors / images,
-        "paddles": dashes / (2 * images),
-        "markers_on_ends": on_ends / images,
-    }
+    def targets(self, count: int) -> tuple[Array, list[tuple[Snake, Snake]]]:
+        """Return the occupancy of ``count`` images and their two target snakes. Most pairs fail: try many at once."""
+        found: list[tuple[Array, tuple[Snake, Snake]]] = []
+        tried = 0
+        while missing := count - len(found):
+            needed = 1.1 * tried / len(found) if found else 4 + tried
+            attempts = min(math.ceil(missing * needed), _MAX_ATTEMPTS)
+            found += self.try_targets(attempts)[:missing]
+            tried += attempts
+        return np.stack([occupied for occupied, _ in found]), [pair for _, pair in found]
 
+    def try_targets(self, attempts: int) -> list[tuple[Array, tuple[Snake, Snake]]]:
+        """Grow pairs of target snakes, each in an image of its own; return the occupancy and the snakes of all complete pairs."""
+        occupied, distance = self.paddles.empty(attempts, self.settings.padding), self.settings.seed_distance
+        directions = self.rng.integers(DEGREES, size=(2, attempts))
+        places = _target_starts(self.paddles, distance)
+        rows, starts = self.pick([places[direction] for direction in directions[0]])
+        around = np.radians(self.rng.integers(360, size=attempts))
+        away = np.rint(distance * np.stack([np.sin(around), np.cos(around)], axis=-1)).astype(np.int64)
+        one = Snakes(self.paddles, occupied, rows, starts, directions[0])
+        other = Snakes(self.paddles, occupied, rows, starts + away @ [self.paddles.side, 1], directions[1])
+        for _ in range(self.settings.contour_length - 1):
+            for snakes in (one, other):
+                grown = snakes.grow(self.rng)
+                one.keep(grown)
+                other.keep(grown)
+        other.finish()  # not ``one``: in the official images, too, its last paddle does not keep distractors away
+        return list(zip(occupied[one.rows], zip(one.snakes(), other.snakes(), strict=True), strict=True))
 
-def _write_folder(root: Path, settings: PathfinderSettings, count: int, seed: int, number: int) -> Array:
-    """Write a folder of images and its metadata. Sums over them: images, labels, intensity, lit, bright, distractors, paddles of targets,
-    and images whose markers are on the right ends."""
-    rng = np.random.default_rng([seed, number])
-    count = min(_FOLDER, count - number * _FOLDER)
-    folder = root / "imgs" / str(number)
-    folder.mkdir(parents=True)
-    sums, lines = np.zeros(8, np.int64), []
-    for first in range(0, count, _BLOCK):
-        # A block is drawn whole even if some of it is not needed, so that images do not depend on the count.
-        for index, sample in enumerate(draw_many(settings, rng, _BLOCK)[: count - first], first):
-            Image.fromarray(sample.image).save(folder / f"sample_{index}.png")
-            lines.append(_metadata(settings, sample, number, index))
-            image = sample.image
-            lit, bright = np.count_nonzero(image), np.count_nonzero(image > 127)
-            dashes = sum(len(snake) for snake in sample.targets)
-            sums += np.array([1, sample.label, image.sum(), lit, bright, len(sample.distractors), dashes, _on_ends(sample)], np.int64)
-    (root / "metadata" / f"{number}.npy").write_text("".join(lines), encoding="ascii", newline="\n")
-    return sums
+    def distractors(self, occupied: Array) -> list[list[Snake]]:
+        """Return the distractors of each image that found a place, and add them to ``occupied``."""
+        found: list[list[Snake]] = [[] for _ in occupied]
+        for _ in range(self.settings.distractors):
+            waiting = np.arange(len(occupied))
+            for _ in range(_DISTRACTOR_ATTEMPTS):
+                directions = self.rng.integers(DEGREES, size=len(waiting))
+                rows, starts = self.pick([self.paddles.starts(occupied[n], d, _MIN_FREE) for n, d in zip(waiting, directions, strict=True)])
+                snakes = Snakes(self.paddles, occupied[waiting], rows, starts, directions[rows])
+                for _ in range(self.settings.distractor_length - 1):
+                    snakes.keep(snakes.grow(self.rng))
+                snakes.finish()
+                images = waiting[snakes.rows]
+                occupied[images] = snakes.occupied[snakes.rows]
+                for image, snake in zip(images, snakes.snakes(), strict=True):
+                    found[image].append(snake)
+                waiting = np.delete(waiting, snakes.rows)
+        return found
 
+    def pick(self, places: list[Array]) -> tuple[Array, Array]:
+        """Pick one pixel of each list. Return which lists are not empty, and the pixels of these."""
+        numbers = np.array([len(pixels) for pixels in places], np.int64)
+        picks = (numbers * self.rng.random(len(places))).astype(np.int64)
+        rows = np.flatnonzero(numbers)
+        return rows, np.array([places[row][picks[row]] for row in rows], np.int64)
 
-def _on_ends(sample: Sample) -> bool:
-    begins, ends = (
-        [np.array_equal(snake.pixels[tip], marker) for snake in sample.targets] for tip, marker in zip((0, -1), sample.markers, strict=True)
-    )
-    return any(begin and end for begin, end in zip(begins, ends if sample.label else reversed(ends), strict=True))
-
-
-def _metadata(settings: PathfinderSettings, sample: Sample, number: int, index: int) -> str:
-    shape = (settings.continuity, settings.contour_length, settings.distractor_length, settings.paddle_length, settings.thickness)
-    contrasts = 1
-    return " ".join(map(str, (f"imgs/{number}", f"sample_{index}.png", index, sample.label, *shape, sample.margin, contrasts))) + "\n"
-
-
-class _Curves(NamedTuple):
-    """Snakes of n paddles that are complete, m of them."""
-
-    rows: Array
-    """m: the image of each."""
-    pixels: Array
-    """m n."""
-    directions: Array
-    """m n."""
-
-
-def _draw(settings: PathfinderSettings, margin: int, rng: np.random.Generator, count: int) -> list[Sample]:
-    tables = paddles(settings.resolution, settings.paddle_length, settings.thickness, margin, settings.continuity)
-    field, targets = _targets(settings, tables, rng, count)
-    distractors = _distractors(settings, field, rng)
-    rows, labels, first = np.arange(count), rng.integers(2, size=count), rng.integers(2, size=count)
-    beginnings, ends = (np.stack([snakes.pixels[:, tip] for snakes in targets]) for tip in (0, -1))
-    markers = np.stack([beginnings[first, rows], ends[np.where(labels == 1, first, 1 - first), rows]])
-    images = _paint(settings, tables, targets, distractors, markers)
-    one, other = (_snakes(tables, [snakes], count) for snakes in targets)
-    short = _snakes(tables, distractors, count)
-    return [
-        Sample(images[n], int(labels[n]), margin, (one[n][0], other[n][0]), tuple(short[n]), tables.pixels(markers[:, n]))
-        for n in range(count)
-    ]
-
-
-def _targets(settings: PathfinderSettings, tables: Paddles, rng: np.random.Generator, count: int) -> tuple[Field, list[_Curves]]:
-    """Two snakes for each image, and the field with them. Most pairs fail, so many are tried, and the first that do not are taken."""
-    parts: list[tuple[Array, ...]] = []
-    found = tried = 0
-    while found < count:
-        needed = 1.1 * tried / found if found else 4 + tried
-        attempts = min(math.ceil((count - found) * needed), _ROUND)
-        parts.append(tuple(array[: count - found] for array in _pairs(settings, tables, rng, attempts)))
-        found += len(parts[-1][0])
-        tried += attempts
-    occupied, *snakes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Field(tables, occupied), [_Curves(np.arange(count), *snakes[:2]), _Curves(np.arange(count), *snakes[2:])]
-
-
-def _pairs(settings: PathfinderSettings, tables: Paddles, rng: np.random.Generator, attempts: int) -> tuple[Array, ...]:
-    """Try to grow pairs of target snakes, one in each image of a field. For those that grow to the end: the occupancy, and of the one snake
-    and the other pixels and directions."""
-    field = Field.empty(tables, attempts, settings.padding)
-    rows, directions = np.arange(attempts), rng.integers(SEEDS, size=(2, attempts))
-    starts, offsets, numbers = _starts(tables, settings.seed_distance)
-    one = starts[offsets[directions[0]] + (numbers[directions[0]] * rng.random(attempts)).astype(np.int64)]
-    around = np.radians(rng.integers(360, size=attempts))
-    away = np.rint(settings.seed_distance * np.stack([np.sin(around), np.cos(around)], axis=-1)).astype(np.int64)
-    other = tables.flat(tables.pixels(one) + away)
-    pair = Snakes(field, rows, one, directions[0]), Snakes(field, rows, other, directions[1])
-    for _ in range(settings.contour_length - 1):
-        for snakes in pair:
-            grown = snakes.grow(rng)
-            for both in pair:
-                both.keep(grown)
-    pair[1].end()  # only this one: in the official images, too, the last paddle of the other keeps no distractor off
-    return field.occupied[pair[0].rows], *(part for snakes in pair for part in (snakes.pixels, snakes.directions))
+    def paint(self, targets: Iterable[Snake], distractors: Iterable[Snake], markers: Array) -> Array:
+        """Return the image (h w, uint8) of snakes and markers, scaled to 0 … 255."""
+        settings, paddles, lines = self.settings, self.paddles, self.paddles.lines
+        canvas = np.zeros(paddles.side**2)
+        for snakes, contrast in ((targets, settings.target_contrast), (distractors, settings.distractor_contrast)):
+            for snake in snakes:
+                where = snake.anchors[:, None] + lines.offsets[snake.directions]
+                np.maximum.at(canvas, where, contrast * lines.values[snake.directions])
+        inside = slice(paddles.frame, paddles.frame + paddles.size)
+        image = canvas.reshape(paddles.side, paddles.side)[inside, inside]
+        for row, column in markers.tolist():
+            image = np.maximum(image, disc(settings.resolution, settings.marker_radius, row, column))
+        low, high = image.min(), image.max()
+        return np.asarray((image - low) * (255 / (high - low)) + 0.5, np.uint8)
 
 
 @lru_cache(maxsize=16)
-def _starts(tables: Paddles, distance: int) -> tuple[Array, Array, Array]:
-    """Where the first target snake can begin: the pixels for all directions in one row, and by direction their offset and number."""
-    empty = Field.empty(tables, 1, 2 * distance)
-    places = [empty.beginnings(0, direction) for direction in range(SEEDS)]
-    numbers = np.array([len(pixels) for pixels in places])
-    return np.concatenate(places), np.cumsum(numbers) - numbers, numbers
-
-
-def _distractors(settings: PathfinderSettings, field: Field, rng: np.random.Generator) -> list[_Curves]:
-    """As many distractors as find a place, in each image of the field."""
-    found = []
-    for _ in range(settings.distractors):
-        waiting = np.arange(len(field.occupied))
-        for _ in range(_DISTRACTOR_ATTEMPTS):
-            snakes = _seeds(field, waiting, rng)
-            for _ in range(settings.distractor_length - 1):
-                snakes.keep(snakes.grow(rng))
-            snakes.end()
-            rows = waiting[snakes.rows]
-            field.occupied[rows] = snakes.field.occupied[snakes.rows]
-            found.append(_Curves(rows, snakes.pixels, snakes.directions))
-            waiting = np.delete(waiting, snakes.rows)
-    return found
-
-
-def _seeds(field: Field, images: Array, rng: np.random.Generator) -> Snakes:
-    """First paddles in copies of the ``images``, where there is room for one."""
-    directions = rng.integers(SEEDS, size=len(images))
-    places = [field.beginnings(image, direction, _LEAST_FREE) for image, direction in zip(images, directions, strict=True)]
-    number = np.array([len(pixels) for pixels in places], np.int64)
-    picks = (number * rng.random(len(images))).astype(np.int64)
-    rows = np.flatnonzero(number)
-    beginnings = np.array([places[row][picks[row]] for row in rows], np.int64)
-    return Snakes(Field(field.tables, field.occupied[images]), rows, beginnings, directions[rows])
-
-
-def _paint(settings: PathfinderSettings, tables: Paddles, targets: list[_Curves], distractors: list[_Curves], markers: Array) -> Array:
-    """Images of snakes and markers (2 n), each stretched to 0 … 255: n h w, uint8."""
-    count = markers.shape[1]
-    canvas = np.zeros((count, tables.side**2))
-    for curves, contrast in ((targets, settings.target_contrast), (distractors, settings.distractor_contrast)):
-        for rows, pixels, directions in curves:
-            for paddle in range(pixels.shape[1]):
-                tables.lines.draw(canvas, rows, pixels[:, paddle], directions[:, paddle], contrast)
-    for centres in markers:
-        draw_discs(tables, canvas, centres, settings.marker_radius)
-    inside = slice(tables.frame, tables.frame + tables.size)
-    images = canvas.reshape(count, tables.side, tables.side)[:, inside, inside]
-    low, high = (bound(images, axis=(1, 2), keepdims=True) for bound in (np.min, np.max))
-    return np.asarray((images - low) * (255 / (high - low)) + 0.5, np.uint8)
-
-
-def _snakes(tables: Paddles, curves: list[_Curves], count: int) -> list[list[Snake]]:
-    """The snakes of each of ``count`` images."""
-    snakes: list[list[Snake]] = [[] for _ in range(count)]
-    for rows, pixels, directions in curves:
-        for row, places, angles in zip(rows.tolist(), tables.pixels(pixels), tables.hanging[directions], strict=True):
-            snakes[row].append(Snake(places, angles))
-    return snakes
+def _target_starts(paddles: Paddles, distance: int) -> list[Array]:
+    """Return the pixels where the first target snake can begin, for each direction."""
+    empty = paddles.empty(1, 2 * distance)[0]
+    return [paddles.starts(empty, direction) for direction in range(DEGREES)]

@@ -1,1 +1,1 @@
-"""Files from strangers: read line by line and member by member, checked, never executed, with a place for every complaint."""
+"""Readers of untrusted files: bounded memory, nothing executed, errors that name the file and the line."""

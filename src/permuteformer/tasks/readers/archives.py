@@ -1,167 +1,308 @@
-"""Members of folders, tar and zip archives: only regular files, only names that stay inside, nothing executed."""
+"""Files of folders, tar and zip archives: only regular files, only names that stay inside, bounded sizes."""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
+import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from permuteformer.tasks.readers import entries
-from permuteformer.tasks.readers.entries import Entry
-from permuteformer.tasks.readers.problems import BadItem, Problems
-from permuteformer.tasks.readers.unpacking import AnyPath, Broken, reason
-from permuteformer.texts import printable
+from permuteformer.formatting import printable
+from permuteformer.storage import read_bytes
+from permuteformer.tasks.readers import text
+from permuteformer.tasks.readers.errors import AnyPath, BadItem, CorruptFile, Errors, reason
 
 MAX_MEMBER_BYTES = 512 << 20
-"""A larger member is a problem for ``members``, which holds one in memory; ``extract`` takes it."""
+"""Larger files are errors in ``members``, which holds one in memory; ``extract`` writes them."""
 
 MAX_EXTRACTED_BYTES = 64 << 30
-"""What one archive may put on the disk. Long-Range Arena's takes 19 GB."""
+"""Bytes that one archive may write to the disk. The archive of Long-Range Arena needs 19 GB."""
+
+MAX_HEADER_BYTES = 64 << 10
+"""Bytes of the headers of one tar member."""
+
+NOT_A_FILE = "this is a link, a device or another special file; remove it, or replace it by a regular file"
+
+Wanted = Callable[[str], bool]
+"""Decides by the name if a file is read."""
 
 T = TypeVar("T")
 
 
-def members(path: AnyPath, problems: Problems, *, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the wanted files, one in memory at a time.
+def members(path: AnyPath, errors: Errors, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+    """Yield names and contents of the wanted files, one in memory at a time.
 
-    A folder is walked in sorted order, the files of a folder before its subfolders; a tar (plain, or packed by gzip, xz or bzip2) and a zip
-    archive in their own order. Names are relative, with ``/``, and without ``./`` before them.
+    Folders are read in sorted order, the files of a folder before its subfolders; tar archives (plain or compressed) and zip archives in
+    their own order. Names are relative, with ``/`` between their parts.
 
-    To ``problems`` go: a name that leads out (``..``, ``/`` or ``C:`` at the start, backslashes, NUL), wanted or not; and if wanted, what
-    is no regular file, is encrypted, too large, or damaged. A link in a folder is followed to a file in that folder only.
-
-    Args:
-        path: the folder or archive.
-        problems: takes what cannot be used.
-        wanted: says by the name whether a file is read.
+    Errors are names that lead out of the archive (absolute, or with ``..``, a backslash or NUL), wanted or not, and wanted files that are
+    not regular, encrypted, too large or damaged. In folders, links are followed to files of the same folder only.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "b.txt").write_text("second"), (folder / "a.txt").write_text("first")
-    >>> list(members(folder, Problems(), wanted=lambda name: name.endswith(".txt")))
+    >>> list(members(folder, Errors(), lambda name: name.endswith(".txt")))
     [('a.txt', b'first'), ('b.txt', b'second')]
     """
-    return _each(path, problems, wanted, _whole)
+    return _each(path, errors, wanted, _content)
 
 
-def extract(path: AnyPath, folder: AnyPath, wanted: Callable[[str], bool], problems: Problems | None = None) -> int:
-    """Write the wanted files below ``folder``, which is made if need be, and return how many there were.
+def names(path: AnyPath, errors: Errors, wanted: Wanted) -> list[str]:
+    """Return the names of the wanted files. The errors are those of ``members``, as far as they do not need the contents."""
+    return [name for name, _ in _each(path, errors, wanted, lambda entry: None)]
 
-    The same members are problems as in ``members``, but a file may have any size. A file that is there already is never written over: a
-    name that is in the archive twice, or is a file and a folder at once, is a problem.
 
-    Args:
-        path: the archive, or a folder.
-        folder: where files go.
-        wanted: says by the name whether a file is written.
-        problems: takes what cannot be used; with ``None`` the first problem is raised.
+def extract(path: AnyPath, folder: AnyPath, wanted: Wanted) -> int:
+    """Write the wanted files of an archive into a new folder, and return their number.
+
+    The errors are those of ``members``, except that files may have any size, and names that occur twice.
     """
-    writer = _Writer(Path(folder))
-    return sum(1 for _ in _each(path, Problems() if problems is None else problems, wanted, writer.write))
+    Path(folder).mkdir(parents=True)
+    written = 0
+
+    def write(entry: _Entry) -> None:
+        nonlocal written
+        written += entry.size
+        if written > MAX_EXTRACTED_BYTES:
+            raise CorruptFile(f"it has more than the limit of {MAX_EXTRACTED_BYTES:,} bytes", "do not trust it")
+        with _create(entry, folder) as file:
+            for piece in entry.chunks():
+                file.write(piece)
+
+    return sum(1 for _ in _each(path, Errors(), wanted, write))
 
 
-def _each(path: AnyPath, problems: Problems, wanted: Callable[[str], bool], take: Callable[[str, Entry], T]) -> Iterator[tuple[str, T]]:
-    """Each wanted file, taken. The one place where members become problems."""
-    where, last = "at", "its start"
+def inside(path: AnyPath, folder: Path) -> Path:
+    """Return a file of a folder; raise if its name or links lead out of the folder."""
     try:
-        for entry in entries.entries(path):
-            where, last = "in", entry.name
-            try:
-                name = _checked(entry, wanted)
-                taken = take(name, entry) if name else None
-            except BadItem as problem:
-                problems.add(problem)
-            else:
-                if name and taken is not None:
-                    yield name, taken
-            where = "after"
-    except Broken as error:
-        problems.add(BadItem(path, None, f"ends early {where} {printable(last)}: {error}"))
+        file, root = (folder / path).resolve(), folder.resolve()
+        file.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, NUL
+        raise ValueError(f"{printable(str(path))!r} cannot be opened ({reason(error)})") from None
+    if not file.is_relative_to(root):
+        raise ValueError(f"{printable(str(path))!r} is outside the folder {folder}: move it inside")
+    return folder / path
 
 
-def _checked(entry: Entry, wanted: Callable[[str], bool]) -> str | None:
-    """The name if the file is wanted."""
-    name = entry.name
-    if not entry.trusted:
-        if wrong := _wrong_name(name):
-            raise BadItem(entry.place, None, f"{wrong}; do not trust the archive")
-        name = "/".join(part for part in name.split("/") if part not in ("", "."))
-    if entry.kind == "folder":
-        return None
-    if not name:
-        raise BadItem(entry.place, None, "it has no name; do not trust the archive")
-    if entry.kind == "file":
-        return name if wanted(name) else None
-    if entry.hides or wanted(name):
-        raise BadItem(entry.place, None, f"this is {entry.kind}, and only regular files are read; leave it out, or put a file there")
-    return None
+def read_inside(name: str, folder: Path) -> bytes:
+    """Return the content of a file of a folder; raise if its name or links lead out of the folder."""
+    file = inside(name, folder)
+    if not file.is_file():
+        raise ValueError(f"file not found: {printable(name, 100)}")
+    try:
+        return read_bytes(file, MAX_MEMBER_BYTES)
+    except OSError as error:
+        raise ValueError(f"{printable(name, 100)} cannot be read: {reason(error)}") from None
 
 
-def _wrong_name(name: str) -> str | None:
-    if "\0" in name:
-        return "its name holds a NUL byte"
-    if "\\" in name:
-        return "its name holds a backslash"
-    if name.startswith("/") or re.match(r"[A-Za-z]:", name):
-        return "its name is absolute"
-    return "its name leads out of the archive" if ".." in name.split("/") else None
+@dataclass
+class _Entry:
+    """A file of a folder or archive."""
 
+    place: str
+    """The path shown in errors."""
+    name: str
+    size: int
+    open: Callable[[], Any]
+    """Opens the file for reading; in a tar archive only until the next entry is requested."""
+    problem: str = ""
+    """Why it cannot be read."""
 
-def _whole(name: str, entry: Entry) -> bytes:
-    pieces, size = [], entry.size
-    if size <= MAX_MEMBER_BYTES:
-        size = 0
-        for piece in entry.data():  # which may be longer than it was said to be
-            size += len(piece)
-            if size > MAX_MEMBER_BYTES:
-                break
-            pieces.append(piece)
-    if size > MAX_MEMBER_BYTES:
-        raise BadItem(entry.place, None, f"it has more than {MAX_MEMBER_BYTES:,} bytes, which is the limit")
-    return b"".join(pieces)
-
-
-class _Writer:
-    """Writes files below a folder, and nowhere else."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._written = 0
-        self._parent: Path | None = None
-
-    def write(self, name: str, entry: Entry) -> bool:
-        target = self._folder / name
-        file = self._created(target, entry)
+    def chunks(self) -> Iterator[bytes]:
         try:
-            with file:
-                for piece in entry.data():
-                    self._written += len(piece)
-                    if self._written > MAX_EXTRACTED_BYTES:
-                        raise Broken(f"more than {MAX_EXTRACTED_BYTES:,} bytes would be written, which is the limit", "do not trust it")
-                    file.write(piece)
-        except BaseException:
-            target.unlink()  # half a file would look like a whole one
+            with self.open() as file:
+                for start in range(0, self.size, text.CHUNK):
+                    yield file.read(min(self.size - start, text.CHUNK))
+        except CorruptFile:
             raise
-        return True
+        except Exception as error:  # zipfile raises its own errors and several of Python's
+            raise BadItem(self.place, None, f"the file cannot be read: {reason(error)}; download or copy it again") from None
 
-    def _created(self, target: Path, entry: Entry) -> BinaryIO:
-        try:
-            if target.parent != self._parent:  # members of a folder come one after another
-                self._make_parents(target, entry)
-            return open(target, "xb")
-        except (OSError, ValueError) as error:
-            if isinstance(error, BadItem):
-                raise
-            twice = isinstance(error, (FileExistsError, NotADirectoryError))
-            wrong = "it is there already, from before or by a member of the same name; use an empty folder" if twice else reason(error)
-            raise BadItem(entry.place, None, f"{printable(str(target))} cannot be written: {wrong}") from None
 
-    def _make_parents(self, target: Path, entry: Entry) -> None:
-        below = target.relative_to(self._folder).parents
-        if any((self._folder / parent).is_symlink() for parent in below if parent.parts):
-            raise BadItem(
-                entry.place, None, f"a link is on the way to {printable(str(target))}, and may lead elsewhere; use an empty folder"
-            )
+def _each(path: AnyPath, errors: Errors, wanted: Wanted, use: Callable[[_Entry], T]) -> Iterator[tuple[str, T]]:
+    """Yield the names of wanted files and what ``use`` returns for them."""
+    name = "the start"
+    try:
+        for entry in _entries(path):
+            try:
+                if isinstance(entry, BadItem):
+                    raise entry
+                name = entry.name
+                if wanted(name):
+                    if entry.problem:
+                        raise BadItem(entry.place, None, entry.problem)
+                    yield name, use(entry)
+            except BadItem as error:
+                errors.add(error)
+    except CorruptFile as error:
+        errors.add(BadItem(path, None, f"reading stopped at {printable(name)}: {error}"))
+
+
+def _content(entry: _Entry) -> bytes:
+    if entry.size > MAX_MEMBER_BYTES:
+        raise BadItem(entry.place, None, f"the file has more than the limit of {MAX_MEMBER_BYTES:,} bytes")
+    return b"".join(entry.chunks())
+
+
+def _create(entry: _Entry, folder: AnyPath) -> BinaryIO:
+    try:
+        target = Path(folder, entry.name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._parent = target.parent
+        return open(target, "xb")
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG):  # others are not of this name, such as a full disk
+            raise BadItem(entry.place, None, f"the file cannot be written: {reason(error)}; do not trust the archive") from None
+        raise
+
+
+def _entries(path: AnyPath) -> Iterator[_Entry | BadItem]:
+    """Yield the files of a folder or archive, and errors that do not depend on which files are wanted."""
+    if os.path.isdir(path):
+        return _folder_entries(Path(path))
+    with text.open_file(path) as file:
+        start = file.peek(4)
+    if not start:
+        raise CorruptFile("the file is empty")
+    is_zip = os.fspath(path).lower().endswith(".zip") or start.startswith((b"PK\x03\x04", b"PK\x05\x06"))
+    return _zip_entries(path) if is_zip else _tar_entries(path)
+
+
+def _folder_entries(folder: Path) -> Iterator[_Entry | BadItem]:
+    unreadable: list[OSError] = []
+    for place, folders, files in os.walk(folder, onerror=unreadable.append):
+        folders.sort()
+        linked = [name for name in folders if os.path.islink(os.path.join(place, name))]  # they are not followed
+        for name in sorted(files + linked):
+            yield _disk_entry(os.path.join(place, name), folder)
+    for error in unreadable:
+        yield BadItem(error.filename, None, f"the folder cannot be read: {reason(error)}")
+
+
+def _disk_entry(path: str, folder: Path) -> _Entry | BadItem:
+    name, size = Path(path).relative_to(folder).as_posix(), 0
+    try:
+        if os.path.islink(path):
+            inside(name, folder)
+        found = os.stat(path)
+        size, problem = found.st_size, "" if stat.S_ISREG(found.st_mode) else NOT_A_FILE
+    except OSError as error:
+        problem = f"this is a broken link or cannot be accessed ({reason(error)}); remove it, or replace it by a file"
+    except ValueError as error:
+        if os.path.isdir(path):
+            return BadItem(path, None, str(error))  # which of its files are wanted is unknown
+        problem = str(error)
+    return _Entry(path, name, size, partial(open, path, "rb"), problem)
+
+
+def _archive_entry(
+    path: AnyPath, name: str, is_folder: bool, size: int, open: Callable[[], Any], problem: str
+) -> Iterator[_Entry | BadItem]:
+    """Yield an entry with its name checked and normalized, or nothing for a folder."""
+    place, parts = f"{os.fspath(path)}: {name}", name.split("/")
+    if name.startswith("/") or re.match(r"[A-Za-z]:", name) or ".." in parts or "\\" in name or "\0" in name:
+        yield BadItem(place, None, "the name leads out of the archive, or has a backslash or NUL; do not trust the archive")
+    elif not is_folder and (name := "/".join(part for part in parts if part not in ("", "."))):
+        yield _Entry(place, name, size, open, problem)
+    elif not is_folder:
+        yield BadItem(place, None, "the name is empty; do not trust the archive")
+
+
+def _zip_entries(path: AnyPath) -> Iterator[_Entry | BadItem]:
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:
+        raise CorruptFile(f"it cannot be read as a zip archive ({reason(error)})") from None
+    with archive:
+        listed, size = archive.infolist(), os.path.getsize(path)
+        if not listed:  # zipfile takes an archive for empty if it does not find its directory
+            raise CorruptFile("the archive has no members")
+        if sum(info.compress_size for info in listed) > size:
+            raise CorruptFile("its members overlap, as in a zip bomb", "do not trust it")
+        text.check_ratio(sum(info.file_size for info in listed), size, text.MAX_FREE_BYTES)
+        for info in listed:
+            opener, problem = partial(archive.open, info), _zip_problem(info)
+            yield from _archive_entry(path, info.orig_filename, info.is_dir(), info.file_size, opener, problem)
+
+
+def _zip_problem(info: zipfile.ZipInfo) -> str:
+    if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+        return NOT_A_FILE
+    if info.flag_bits & 0x1:
+        return "the file is encrypted; decrypt the archive"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile decompresses others in unbounded memory
+        return f"compression method {info.compress_type} is not supported; use deflate"
+    return ""
+
+
+def _tar_entries(path: AnyPath) -> Iterator[_Entry | BadItem]:
+    with text.open_stream(path) as stream:
+        try:
+            source = _TarSource(stream)
+            tar: Any = tarfile.TarFile(fileobj=source, encoding="utf-8", errors="surrogateescape")  # type: ignore[arg-type]
+            empty = True
+            while (info := tar.next()) is not None:
+                is_file = info.isreg() and not info.issparse()
+                if is_file and (info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size)):
+                    raise CorruptFile(f"the size of {printable(info.name)} is damaged")
+                source.allowed = MAX_HEADER_BYTES + info.size
+                opener, problem = partial(tar.extractfile, info), "" if is_file else NOT_A_FILE
+                yield from _archive_entry(path, info.name, info.isdir(), info.size, opener, problem)
+                empty = False
+                tar.members.clear()  # else tarfile keeps all of them
+                tar.pax_headers.clear()
+            source.check_end()
+            if empty:
+                raise CorruptFile("the archive has no members")
+        except CorruptFile:
+            raise
+        except Exception as error:
+            raise CorruptFile(f"it cannot be read as a tar archive ({reason(error)})") from None
+
+
+class _TarSource:
+    """The bytes of a tar archive for ``tarfile``, which reads headers of any size and takes a truncated archive for a complete one."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._position = 0
+        self._last = b""
+        self.allowed = MAX_HEADER_BYTES
+        """Bytes that may be read, not skipped, until the next member."""
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        if position < self._position:
+            raise CorruptFile("the size of a member is damaged")
+        while self._position < position:
+            self._take(min(position - self._position, text.CHUNK))
+
+    def read(self, size: int) -> bytes:
+        self.allowed -= size
+        if size < 0 or self.allowed < 0:
+            raise CorruptFile(f"a tar header has more than the limit of {MAX_HEADER_BYTES:,} bytes", "do not trust it")
+        self._last = self._take(size)
+        return self._last
+
+    def check_end(self) -> None:
+        """Raise if ``tarfile`` stopped at something else than zeros, or other data follows. This also verifies compressed files."""
+        if any(self._last):
+            raise CorruptFile("a tar header is damaged")
+        while piece := self._stream.read(text.CHUNK):
+            if piece.strip(b"\0"):
+                raise CorruptFile("data follows the end of the archive", "if the file has several archives, split it")
+
+    def _take(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._position += len(data)
+        if len(data) < size:
+            raise CorruptFile("the archive is truncated")
+        return data

@@ -1,4 +1,4 @@
-"""Images as arrays of gray values, and the batches of CIFAR-10."""
+"""Image files as arrays of gray values."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ import numpy
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from permuteformer.tasks.readers.pickles import PickledArray, plain_pickle
-from permuteformer.tasks.readers.unpacking import reason
+from permuteformer.tasks.readers.errors import reason
 
 MAX_PIXELS = 64 << 20
-"""A small file may hold an image of any size."""
+"""A small file may contain an image of any size."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "PPM", "TIFF", "WEBP", "TGA", "PCX", "ICO", "SGI", "JPEG2000", "AVIF", "QOI", "XBM")
-"""Pictures that Pillow reads by itself. For EPS it would start another program."""
+"""Formats that Pillow reads itself. For others, such as EPS, it would start another program."""
 
 
 def gray_image(data: bytes, size: tuple[int, int] | None = None) -> NDArray[numpy.uint8]:
-    """The gray values of an image file, uint8 (height, width): see ``gray_of_rgb`` for those of colours.
+    """Return the gray values of an image file, uint8 (height, width).
 
-    Palettes are looked up. Where an image is transparent, white shows through. 16-bit values are scaled, so that 65,535 becomes 255. Of
-    several frames the first is taken. A turn that a camera notes beside the picture (EXIF) is not carried out.
+    Colors are converted by ``gray_of_rgb``, transparent pixels are blended with white, and 16-bit values are scaled so that 65,535 becomes
+    255. Only the first of several frames is read. The rotation noted by a camera (EXIF) is ignored.
 
     Args:
         data: the file, in one of ``FORMATS``.
-        size: height and width of the result; each of its pixels is the mean of the area that it covers. With ``None``, as in the file.
+        size: height and width of the result, whose pixels are means over areas of the image. Default: the size of the image.
 
     Raises:
-        ValueError: it is empty, damaged, no image, or has more than ``MAX_PIXELS``.
+        ValueError: the file is empty, damaged or not an image, or has more than ``MAX_PIXELS``.
 
     >>> file = io.BytesIO()
     >>> Image.new("RGB", (3, 2), "red").save(file, "PNG")
@@ -39,20 +38,19 @@ def gray_image(data: bytes, size: tuple[int, int] | None = None) -> NDArray[nump
     [[76, 76, 76], [76, 76, 76]]
     """
     if size is not None and (min(size) < 1 or size[0] * size[1] > MAX_PIXELS):
-        raise ValueError(f"size must be height and width from 1 on, with at most {MAX_PIXELS:,} pixels; it is {size}")
+        raise ValueError(f"size must be a height and width of at least 1 and at most {MAX_PIXELS:,} pixels; got {size}")
     if not data:
-        raise ValueError("the image is empty; fetch or copy it again")
-    values = _values(_loaded(data))
+        raise ValueError("the image file is empty; download or copy it again")
+    values = _gray_values(_load(data))
     if size is None or size == values.shape:
         return values
     return numpy.array(Image.fromarray(values).resize((size[1], size[0]), Image.Resampling.BOX))
 
 
 def gray_of_rgb(rgb: NDArray[numpy.uint8]) -> NDArray[numpy.uint8]:
-    """Gray values of colours (… 3): 0.299 R + 0.587 G + 0.114 B (ITU-R 601), rounded, halves up.
+    """Return the gray values of colors (…, 3): 0.299 R + 0.587 G + 0.114 B (ITU-R 601), rounded half up.
 
-    Computed in whole numbers, so it is exact. Pillow's ``convert("L")`` has weights of 16 bits, and differs by one in 9,040 of the
-    16,777,216 colours.
+    Integer arithmetic makes it exact. Pillow's ``convert("L")`` has 16-bit weights and differs by one for 9,040 of the 16,777,216 colors.
 
     >>> gray_of_rgb(numpy.array([[255, 0, 0], [255, 255, 255]], dtype=numpy.uint8)).tolist()
     [76, 255]
@@ -65,66 +63,44 @@ def gray_of_rgb(rgb: NDArray[numpy.uint8]) -> NDArray[numpy.uint8]:
     return result
 
 
-def cifar_batch(data: bytes) -> tuple[NDArray[numpy.uint8], list[int]]:
-    """Images (n 3072: 1,024 red values row by row, then green, then blue) and labels (0 to 9) of a batch file of CIFAR-10.
-
-    The batches are pickles; this reads them without running what they say (see ``plain_pickle``).
-
-    Raises:
-        ValueError: it is no such batch.
-    """
-    batch = plain_pickle(data)
-    if not isinstance(batch, dict):
-        raise ValueError(f"a batch of CIFAR-10 must be a dict; this is a {type(batch).__name__}")
-    images, labels = (batch.get(name.encode(), batch.get(name)) for name in ("data", "labels"))
-    if not isinstance(images, PickledArray) or not isinstance(labels, list):
-        raise ValueError("a batch of CIFAR-10 must have an array 'data' and a list 'labels'; this is something else")
-    values = images.values()
-    if values.ndim != 2 or values.shape[1] != 3072 or len(labels) != len(values):
-        raise ValueError(f"'data' must be of shape (n, 3072) with n labels; it is {values.shape} with {len(labels):,} labels")
-    if not all(type(label) is int and 0 <= label <= 9 for label in labels):
-        raise ValueError("'labels' must be whole numbers from 0 to 9")
-    return values, labels
-
-
-def _loaded(data: bytes) -> Image.Image:
+def _load(data: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata, which is not used
+            warnings.simplefilter("ignore")  # about unusual metadata, which is not used
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             Image.init()
-            image = Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN])  # some builds lack a few
+            image = Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN])  # builds differ
             if image.width * image.height <= MAX_PIXELS:
                 image.load()
     except UnidentifiedImageError:
-        raise ValueError(f"this is no image that can be read ({len(data):,} bytes); it must be one of {', '.join(FORMATS)}") from None
+        raise ValueError(f"the {len(data):,} bytes are not an image in one of the formats {', '.join(FORMATS)}") from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise ValueError(f"the image has more than {MAX_PIXELS:,} pixels, which is the limit") from None
-    except Exception as error:  # Pillow's readers raise OSError, SyntaxError, struct.error and others
-        raise ValueError(f"the image is damaged or cut off ({reason(error)}); fetch or copy it again") from None
+        raise ValueError(f"the image has more than the limit of {MAX_PIXELS:,} pixels") from None
+    except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and others
+        raise ValueError(f"the image is damaged or truncated ({reason(error)}); download or copy it again") from None
     if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"the image has {image.width:,} x {image.height:,} pixels; the limit is {MAX_PIXELS:,} in all")
+        raise ValueError(f"the image has {image.width:,} x {image.height:,} pixels, more than the limit of {MAX_PIXELS:,}")
     return image
 
 
-def _values(image: Image.Image) -> NDArray[numpy.uint8]:
+def _gray_values(image: Image.Image) -> NDArray[numpy.uint8]:
     if image.mode == "L" and "transparency" not in image.info:
         return numpy.array(image)
     if image.mode.startswith("I"):
         return _from_16_bits(numpy.array(image))
     if image.mode == "F":
-        raise ValueError("the image holds fractions, whose black and white are not known; save it with 8 or 16 bits")
+        raise ValueError("the image has floating-point values of unknown range; save it with 8 or 16 bits")
     try:
         if image.has_transparency_data:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         image = image.convert("RGB")
     except Exception as error:
-        raise ValueError(f"the image's colours ({image.mode}) cannot be converted: {reason(error)}") from None
+        raise ValueError(f"the colors of the image ({image.mode}) cannot be converted: {reason(error)}") from None
     return gray_of_rgb(numpy.asarray(image))
 
 
 def _from_16_bits(values: NDArray[Any]) -> NDArray[numpy.uint8]:
     if values.size and not 0 <= int(values.min()) <= int(values.max()) <= 65_535:
-        raise ValueError("the image holds values beyond 16 bits; save it with 8 or 16 bits")
+        raise ValueError("the image has values beyond 16 bits; save it with 8 or 16 bits")
     return ((values.astype(numpy.uint32) + 128) // 257).astype(numpy.uint8)

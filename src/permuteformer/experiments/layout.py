@@ -1,19 +1,21 @@
-"""The files of a run folder, and the number of their layout: training writes them, reports read them."""
+"""File names of run folders and results: training writes them, reports read them."""
 
 from __future__ import annotations
 
+RUN_FORMAT = 2
+"""Version of the layout of run folders."""
 FORMAT = 1
-"""Of run folders and of results files. Another number is another layout."""
+"""Version of the layout of results files."""
 
-EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOOKS, LOG = (
-    "experiment.json",
-    "environment.json",
-    "metrics.jsonl",
-    "result.json",
-    "looks.json",
-    "log.txt",
-)
+EXPERIMENT = "experiment.json"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+RESULT = "result.json"
+ATTENTION_MAPS = "attention_maps.json"
+LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 
-RESULTS, LOOKS_OF_RESULTS = "results.jsonl", "looks.jsonl"
-"""Of many runs together."""
+RESULTS = "results.jsonl"
+"""Results of many runs."""
+RESULTS_MAPS = "attention_maps.jsonl"
+"""Attention maps of many runs."""

@@ -1,11 +1,12 @@
-"""The paper in small, on data that needs no download, in minutes on two cores: what ``make run`` runs."""
+"""The paper's tables at small scale on bundled data, in minutes on two cores: ``make run``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from permuteformer.experiments.plan import Column, Plan, Table
-from permuteformer.experiments.wikitext import ALSO, ROWS, longer
+from permuteformer.experiments.paper import FROM_TABLE_4, longer
+from permuteformer.experiments.tables import Column, Plan, Table
+from permuteformer.presets import table_rows
 
 LENGTH = 256
 
@@ -28,10 +29,10 @@ LM_SETTINGS: dict[str, Any] = {
     "test_lengths": longer(LENGTH),
 }
 
-TABLE4 = Table(
+PERPLEXITY = Table(
     name="4",
-    title="perplexity of a byte, on Python's help",
-    rows=ROWS,
+    title="perplexity per byte, on Python's help",
+    rows=table_rows("4"),
     columns=(
         Column(
             name="lm",
@@ -46,9 +47,9 @@ TABLE4 = Table(
 
 IMAGE_SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_dropout": 0.0}
 
-TABLE1 = Table(
+ACCURACY = Table(
     name="1",
-    title="accuracy on hand-written digits, 8 x 8",
+    title="accuracy on handwritten digits, 8 x 8",
     rows=("performer", "permuteformer", "permuteformer-1d"),
     columns=(
         Column(
@@ -63,7 +64,7 @@ TABLE1 = Table(
 
 
 def speed_columns(lengths: tuple[int, ...], sizes: dict[str, Any], **settings: Any) -> tuple[Column, ...]:
-    """Training steps of language models at growing lengths, the same number of tokens each."""
+    """Return columns of training steps of language models at growing lengths, with the same number of tokens."""
     return tuple(
         Column(
             name=str(length),
@@ -78,10 +79,10 @@ def speed_columns(lengths: tuple[int, ...], sizes: dict[str, Any], **settings: A
 
 SPEED = Table(
     name="speed",
-    title="a training step against the length",
+    title="a training step by length",
     rows=("transformer-lm", "performer-lm", "permuteformer-lm"),
     columns=speed_columns((512, 2048, 8192), LM_SIZES),
     kind="measurement",
 )
 
-PLAN = Plan(name="quick", title="minutes on two cores, on data that comes along", tables=(TABLE4, TABLE1, SPEED), seeds=1, also=ALSO)
+PLAN = Plan(name="quick", title="minutes on two cores, bundled data", tables=(PERPLEXITY, ACCURACY, SPEED), seeds=1, also=FROM_TABLE_4)

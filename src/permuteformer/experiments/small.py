@@ -1,12 +1,14 @@
-"""The paper's tables on real data, sized for hours on two cores."""
+"""The paper's tables on real data, for hours on two cores, and the trials that chose their learning rates."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from permuteformer.experiments import lra, wikitext
-from permuteformer.experiments.plan import Column, Plan, Table
+from permuteformer.experiments.paper import FROM_TABLE_4, LATENCY, accuracy_column, epoch_times, longer
 from permuteformer.experiments.quick import speed_columns
+from permuteformer.experiments.tables import Column, Plan, Table
+from permuteformer.presets import table_rows
 
 LENGTH = 512
 
@@ -24,13 +26,13 @@ ENCODER_SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 128,
     "hidden_dropout": 0.0,
-    "initialization": "fairseq",  # BERT's deviation of 0.02 is that of a width of 768: so narrow a model hardly learns from it
+    "initialization": "fairseq",  # BERT's deviation of 0.02 is for a width of 768: narrow models hardly learn from it
 }
 TEXT_SIZES = {**ENCODER_SIZES, "pooling": "mean"}
-"""Summed up by its first token, as in the paper, so small a Transformer did not leave chance in trials."""
+"""With the paper's pooling of the first token, a Transformer of this size did not leave chance in trials."""
 
 RATES = {"text": 3e-4, "image": 1e-3}
-"""Learning rates of table 1, tuned on the Transformer row as in the paper: ``experiments/tuning.py``."""
+"""Learning rates of Table 1, tuned on the Transformer row, as in the paper: plan ``tuning`` below."""
 
 BUDGET: dict[str, Any] = {
     "batch_size": 8,
@@ -44,13 +46,13 @@ BUDGET: dict[str, Any] = {
 
 def _column(name: str, items: int, like: str, sizes: dict[str, Any], **options: Any) -> Column:
     settings = {**BUDGET, "train_items": items, "learning_rate": RATES[like]}
-    return lra.column(name, task_options=options, model_fields=sizes, settings=settings)
+    return accuracy_column(name, task_options=options, model_fields=sizes, settings=settings)
 
 
-TABLE1 = Table(
+ACCURACY = Table(
     name="1",
-    title="accuracy, in small",
-    rows=lra.ROWS,
+    title="accuracy at small scale",
+    rows=table_rows("1"),
     columns=(
         _column("text", 16_000, "text", TEXT_SIZES, max_length=1024),
         _column("retrieval", 8000, "text", TEXT_SIZES, max_length=1024),
@@ -59,22 +61,13 @@ TABLE1 = Table(
     ),
 )
 
-TIMED_BATCHES = {"text": 1, "retrieval": 1, "image": 4, "pathfinder": 4}
-"""What two cores do in seconds; the paper's batches take minutes a step."""
+EPOCH_TIMES = epoch_times({"text": 1, "retrieval": 1, "image": 4, "pathfinder": 4}, repeats=2)
+"""With batches that take seconds on two cores; the paper's take minutes per step."""
 
-TABLE2 = Table(
-    name="2",
-    title="training time for one epoch",
-    rows=lra.TABLE2.rows,
-    columns=tuple(lra.timed(name, "training", batch, 2) for name, batch in TIMED_BATCHES.items()),
-    kind="measurement",
-)
-TABLE3 = lra.TABLE3
-
-TABLE4 = Table(
+PERPLEXITY = Table(
     name="4",
-    title="perplexity of a byte, on English Wikipedia",
-    rows=wikitext.ROWS,
+    title="perplexity per byte, on English Wikipedia",
+    rows=table_rows("4"),
     columns=(
         Column(
             name="lm",
@@ -91,7 +84,7 @@ TABLE4 = Table(
                 "evaluate_every": 100,
                 "validation_items": 100,
                 "test_items": 800,
-                "test_lengths": wikitext.longer(LENGTH),
+                "test_lengths": longer(LENGTH),
             },
         ),
     ),
@@ -99,7 +92,7 @@ TABLE4 = Table(
 
 SPEED = Table(
     name="speed",
-    title="a training step against the length",
+    title="a training step by length",
     rows=("transformer-lm", "performer-lm", "permuteformer-lm"),
     columns=speed_columns((512, 1024, 2048, 4096, 8192, 16_384), LM_SIZES, repeats=3),
     kind="measurement",
@@ -108,7 +101,28 @@ SPEED = Table(
 PLAN = Plan(
     name="small",
     title="real data, hours on two cores",
-    tables=(TABLE4, TABLE1, TABLE2, TABLE3, SPEED),
+    tables=(PERPLEXITY, ACCURACY, EPOCH_TIMES, LATENCY, SPEED),
     seeds=3,
-    also=wikitext.ALSO,
+    also=FROM_TABLE_4,
+)
+
+TRIAL: dict[str, Any] = {"train_items": 3200, "evaluate_every": 200, "validation_items": 1000, "test_items": 500}
+
+
+def _trials(column: Column) -> Table:
+    """Return a table with a column per learning rate, for a part of the training of the Transformer row.
+
+    The rate with the lowest validation loss is used for all rows, as in the paper; that of text also for retrieval, that of image also for
+    pathfinder.
+    """
+    rates = (3e-4, 1e-3, 3e-3)
+    columns = tuple(replace(column, name=f"{rate:g}", settings={**column.settings, **TRIAL, "learning_rate": rate}) for rate in rates)
+    return Table(name=f"rates-{column.name}", title=f"learning rates on {column.name}", rows=("transformer",), columns=columns)
+
+
+TUNING = Plan(
+    name="tuning",
+    title="learning rates of preset small, tried on the Transformer row",
+    tables=tuple(_trials(column) for column in ACCURACY.columns if column.name in RATES),
+    seeds=1,
 )

@@ -1,1 +1,1 @@
-"""The paper's tables as one command: what is to be run, running it, and gathering what came of it."""
+"""The paper's tables as one command: jobs, running them, and collecting their results."""

@@ -1,4 +1,4 @@
-"""How long a job will take and how much memory, before it is run: from a run of the same row, or from the work it is."""
+"""Estimates of time and memory of a job before it runs: from a run of the same row, or from the number of operations."""
 
 from __future__ import annotations
 
@@ -10,53 +10,54 @@ from functools import cache
 
 import torch
 
-from permuteformer.bench.items import random_items
+from permuteformer.bench.inputs import measured_input
 from permuteformer.experiments import Experiment, Measurement
-from permuteformer.experiments.lra import ITEMS
 from permuteformer.models import PermuteFormerConfig
 from permuteformer.models.inspection import Summary, summarize
 from permuteformer.reproduce.jobs import Job
 from permuteformer.tasks import NotReady
-from permuteformer.train.build import Shape, build_config, build_task
-from permuteformer.train.feed import chosen
+from permuteformer.tasks.store import sample_numbers
+from permuteformer.train.build import build_config, build_task
 
 EFFICIENCY = 0.25
-"""What training reaches of the rate of large matrix products, about."""
+"""Share of the matmul peak that training reaches, roughly."""
 
 TRAINING_FLOPS = 4
-"""In units of a forward pass: forward, backward, and features that are computed again for it."""
+"""Operations of a training step, relative to a forward pass: forward, backward, and recomputed features."""
 
 FLOATS_KEPT = 24
-"""Numbers that a block keeps of each token and each of its width for the backward pass, about."""
+"""Numbers that a block stores for the backward pass, per token and unit of width, roughly."""
 
-SCORES_KEPT = 3
-"""Numbers of each word that might come next: scores, their logarithms, their gradients."""
+LOGITS_KEPT = 3
+"""Numbers per token and entry of the vocabulary: logits, their logarithms, their gradients."""
 
 PROCESS_BYTES = 600_000_000
-"""Python with torch."""
+"""Memory of Python with torch."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds and bytes of a job; ``None`` where they cannot be said."""
+    """Seconds and bytes of a job; ``None`` if unknown."""
 
     seconds: float | None
     memory_bytes: int | None
     measured: bool
-    """From a run of the same row, not from the work."""
+    """Whether it comes from a run of the same row."""
 
 
 def estimate(job: Job, finished: Sequence[Job], flops_per_second: float, data: str | None) -> Estimate:
-    """What a job will take. A finished run that differs in its seed only says it best."""
-    alike = next((other for other in finished if other.result.get("seconds") and _same_but_seed(job, other)), None)
-    if alike is not None:
-        return Estimate(alike.result["seconds"], alike.result.get("peak_memory_bytes"), True)
+    """Return the estimate of a job. A finished run that differs only in its seed is the best guess."""
+    same = next((other for other in finished if other.result.get("seconds") and _same_but_seed(job, other)), None)
+    if same is not None:
+        return Estimate(same.result["seconds"], same.result.get("peak_memory_bytes"), True)
     work = job.cell.work
-    return _of_training(work, flops_per_second, data) if isinstance(work, Experiment) else _of_measurement(work, flops_per_second)
+    return (
+        _estimate_training(work, flops_per_second, data) if isinstance(work, Experiment) else _estimate_measurement(work, flops_per_second)
+    )
 
 
-def measured_rate() -> float:
-    """Floating-point operations a second of a large matrix product, here and now."""
+def matmul_peak() -> float:
+    """Return the floating-point operations per second of a large matrix product on this machine."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     a = torch.randn(1024, 1024, device=device)
     best = float("inf")
@@ -72,28 +73,26 @@ def _same_but_seed(job: Job, other: Job) -> bool:
     return isinstance(here, Experiment) and isinstance(there, Experiment) and replace(there, seed=here.seed) == here
 
 
-def _of_training(work: Experiment, flops_per_second: float, data: str | None) -> Estimate:
+def _estimate_training(work: Experiment, flops_per_second: float, data: str | None) -> Estimate:
     task = build_task(work.task, work.task_options, data)
-    shape: Shape = task
     try:
-        lengths = task.lengths("train")[chosen(len(task.dataset("train")), work.train_items)]
-        items, mean_length = len(lengths), float(lengths.mean())
-    except NotReady:  # as if all inputs were as long as the longest, and as many as the official data has
-        fields = {name: getattr(work, name) for name in ("task", "model", "task_options", "model_fields")}
-        shape = random_items(Measurement(kind="training", length=task.max_length, **fields))
-        items, mean_length = work.train_items or ITEMS.get(work.task.removeprefix("lra-"), 0), task.max_length
-    config = build_config(work.model, work.model_fields, shape)
+        lengths = task.lengths("train")[sample_numbers(len(task.items("train")), work.train_items)]
+        input, items, mean_length = task.input, len(lengths), float(lengths.mean())
+    except NotReady:  # assume the official number of items, all of the longest length
+        input = measured_input(task, work.model)
+        items, mean_length = work.train_items or task.official_items.get("train", 0), input.max_length
+    config = build_config(work.model, work.model_fields, input)
     seen = (work.epochs or 0) * items if work.steps is None else work.steps * work.batch_size
-    tokens = seen * mean_length * (2 if task.kind == "match" else 1)
-    summary = _summary(config.to_json_string(), task.max_length)
+    tokens = seen * mean_length * (2 if input.kind == "match" else 1)
+    summary = _summary(config.to_json_string(), input.max_length)
     seconds = tokens * summary.flops_per_token * TRAINING_FLOPS / (flops_per_second * EFFICIENCY)
-    memory = _memory(summary.parameters, work.micro_batch_size or work.batch_size, task.max_length, config)
+    memory = _memory(summary.parameters, work.micro_batch_size or work.batch_size, input.max_length, config)
     return Estimate(seconds or None, memory, False)
 
 
-def _of_measurement(work: Measurement, flops_per_second: float) -> Estimate:
-    task = random_items(work)
-    config = build_config(work.model, work.model_fields, task)
+def _estimate_measurement(work: Measurement, flops_per_second: float) -> Estimate:
+    input = measured_input(build_task(work.task, work.task_options), work.model, work.length)
+    config = build_config(work.model, work.model_fields, input)
     summary = _summary(config.to_json_string(), work.length)
     times = TRAINING_FLOPS if work.kind == "training" else 1
     flops = work.batch_size * work.length * summary.flops_per_token * times * (work.repeats + 1)
@@ -102,15 +101,15 @@ def _of_measurement(work: Measurement, flops_per_second: float) -> Estimate:
 
 @cache
 def _summary(config: str, length: int) -> Summary:
-    """Of a configuration as JSON; seeds of a row have the same."""
+    """Return the summary of a configuration, given as JSON; seeds of a row share it."""
     return summarize(PermuteFormerConfig.from_dict(json.loads(config)), length)
 
 
 def _memory(parameters: int, batch: int, length: int, config: PermuteFormerConfig) -> int:
-    """The process; weights, gradients and Adam's moments; what the blocks keep; scores of words; for a bias the weights of all pairs."""
+    """Return the bytes of the process, weights, gradients, Adam's moments, stored activations, logits, and of a bias for all pairs."""
     kept = batch * length * config.hidden_size * config.num_hidden_layers * FLOATS_KEPT
     if any(entry["name"] == "t5_bias" for entry in config.position):
         kept += 4 * batch * config.num_attention_heads * length**2 * config.num_hidden_layers
     if config.causal:
-        kept += SCORES_KEPT * batch * length * config.vocab_size
+        kept += LOGITS_KEPT * batch * length * config.vocab_size
     return int(PROCESS_BYTES + 4 * (4 * parameters + kept))

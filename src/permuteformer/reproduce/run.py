@@ -1,15 +1,14 @@
-"""Running jobs: training as many at a time as told, then measurements one by one, each in a process of its own."""
+"""Runs jobs: several trainings at a time, then measurements one by one, each in its own process."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,80 +17,82 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from permuteformer.bench.apart import available_memory, measure_apart, ran_out_of_memory
-from permuteformer.bench.case import OUT_OF_MEMORY
-from permuteformer.experiments import Experiment, Measurement
+from permuteformer.bench.runner import OUT_OF_MEMORY, run_case
+from permuteformer.bench.sweeps import Case
+from permuteformer.console import description_column
+from permuteformer.experiments import Measurement
 from permuteformer.experiments.layout import EXPERIMENT, FORMAT, RESULT
-from permuteformer.folders import write_json
-from permuteformer.reproduce.devices import environment_of, gpus
+from permuteformer.machine import available_memory, is_out_of_memory
 from permuteformer.reproduce.jobs import Job
-from permuteformer.terminal import described
+from permuteformer.storage import write_json
 
 POLL_SECONDS = 0.5
-SAID = "stderr.txt"
-"""What a run said, in its folder's place beside it."""
-
+OUTPUT = "stderr.txt"
+"""Ending of the file with the output of a run, beside its folder."""
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_TOP_PAD_": str(2**26)}
-"""For training: glibc keeps large blocks, where it would ask the system for fresh pages at every step. Measurements are without."""
+"""Environment of training: glibc keeps large blocks instead of asking for fresh pages at every step. Measurements run without it."""
 
 
 @dataclass
 class Running:
-    """A training job under way."""
+    """A training job that is running."""
 
     job: Job
     process: subprocess.Popen[bytes]
     bar: Any
     slot: int
-    """Which of those under way together it is."""
+    """Its number among the running jobs."""
     killed_before: int
-    """Processes that the machine had killed for want of memory when it began."""
+    """Processes that the system had killed for lack of memory when it started."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM: what was under way has been saved."""
+    """Ctrl-C or SIGTERM came; running jobs have saved a checkpoint."""
 
 
 def run(jobs: Sequence[Job], *, preset: str, command: str, at_once: int, data: str | None, console: Console) -> dict[str, str]:
-    """Run what has no result yet. Returns what went wrong otherwise than by memory or numbers: names to messages.
+    """Run the jobs without a result. Return the names and messages of those that failed other than by memory or numbers.
 
-    ``command`` is kept with the runs, as what made them.
+    ``command`` is recorded with the runs.
     """
     left = [job for job in jobs if not job.result]
     failures: dict[str, str] = {}
     columns = (
-        described(),
+        description_column(),
         BarColumn(bar_width=16),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}", markup=False),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
     )
+    made_by = {"preset": preset, "command": command}
     with _interruptible(), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        whole = progress.add_task("all", total=len(jobs), completed=len(jobs) - len(left), told="")
-        made_by = {"preset": preset, "command": command}
-        _train([job for job in left if job.is_training], made_by, at_once, data, progress, whole, failures)
-        for job in [job for job in left if not job.is_training]:
-            progress.update(whole, told=job.cell.name)
-            _announce(progress, f"measuring {job.cell.name}")
-            _measure(job, made_by, failures)
-            progress.advance(whole)
+        whole = progress.add_task("all", total=len(jobs), completed=len(jobs) - len(left), note="")
+        with closing(_train([job for job in left if job.is_training], made_by, at_once, data, progress)) as ended:
+            for one in ended:
+                _record(one, failures)
+                progress.advance(whole)
+        for job in left:
+            if not job.is_training:
+                progress.update(whole, note=job.cell.name)
+                _announce(progress, f"measuring {job.cell.name}")
+                _measure(job, made_by, failures)
+                progress.advance(whole)
     return failures
 
 
-def _train(
-    jobs: list[Job], made_by: dict[str, str], at_once: int, data: str | None, progress: Progress, whole: Any, failures: dict[str, str]
-) -> None:
-    devices = gpus()
+def _train(jobs: list[Job], made_by: dict[str, str], at_once: int, data: str | None, progress: Progress) -> Generator[Running, None, None]:
+    """Run training jobs, several at a time; yield each when it has ended."""
+    gpus = visible_gpus()
     waiting, running = list(jobs), list[Running]()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
                 _announce(progress, f"training {job.cell.name}")
-                bar = progress.add_task(job.cell.name, total=None, told="")
-                slot = next(slot for slot in range(at_once) if all(one.slot != slot for one in running))
-                process = _start(job, made_by, at_once, data, environment_of(slot, devices))
+                bar = progress.add_task(job.cell.name, total=None, note="")
+                slot = min({*range(at_once)} - {one.slot for one in running})
+                process = _start(job, made_by, at_once, data, gpu_of(slot, gpus))
                 running.append(Running(job, process, bar, slot, _killed_for_memory()))
             time.sleep(POLL_SECONDS)
             for one in list(running):
@@ -99,25 +100,24 @@ def _train(
                 if one.process.poll() is not None:
                     running.remove(one)
                     progress.remove_task(one.bar)
-                    progress.advance(whole)
-                    _wait(one)
-                    _ended(one, failures)
+                    _wait(one.process)
+                    yield one
     finally:
         for one in running:
-            one.process.send_signal(signal.SIGTERM)  # it saves, and ends
+            one.process.send_signal(signal.SIGTERM)  # it saves and ends
         for one in running:
-            _wait(one)
+            _wait(one.process)
 
 
-def _wait(one: Running) -> None:
-    one.process.wait()
-    assert one.process.stdin is not None
-    one.process.stdin.close()
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM as one exception, which comes when what was under way has ended."""
+    """Turn Ctrl-C and SIGTERM into ``Interrupted``, raised when running jobs have ended."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -134,60 +134,54 @@ def _interruptible() -> Iterator[None]:
 def _start(job: Job, made_by: dict[str, str], at_once: int, data: str | None, share: Mapping[str, str]) -> subprocess.Popen[bytes]:
     path = job.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    order = path.with_name(f"{path.name}.job.json")
-    cell = {"table": job.cell.table, "row": job.cell.row, "column": job.cell.column, "seed": job.cell.seed, **made_by}
-    assert isinstance(job.cell.work, Experiment)
+    job_file = path.with_name(f"{path.name}.job.json")
     free = available_memory()
     memory = None if free is None else free * 9 // 10 // at_once
-    threads = max((os.cpu_count() or 1) // at_once, 1)  # unless the caller's environment says how many
-    write_json(order, {"experiment": job.cell.work.to_json(), "folder": str(path), "cell": cell, "memory_bytes": memory})
-    command = [sys.executable, "-m", "permuteformer", "run-cell", str(order), *(["--data", data] if data else [])]
+    threads = max((os.cpu_count() or 1) // at_once, 1)
+    cell = {**job.cell.place, **made_by}
+    write_json(job_file, {"experiment": job.cell.work.to_json(), "folder": str(path), "cell": cell, "memory_bytes": memory})
+    command = [sys.executable, "-m", "permuteformer", "run-cell", str(job_file), *(["--data", data] if data else [])]
     environment = {**MALLOC, "OMP_NUM_THREADS": str(threads), **os.environ, **share, "TOKENIZERS_PARALLELISM": "false"}
-    with path.with_name(f"{path.name}.{SAID}").open("wb") as said:
+    with path.with_name(f"{path.name}.{OUTPUT}").open("wb") as output:
         return subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # nothing goes through it: it ends with this process, however that ends
-            stdout=said,
+            stdin=subprocess.PIPE,  # it closes when this process ends, however it ends
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for this process, which tells the others
+            start_new_session=True,  # Ctrl-C reaches this process only, which stops the others
         )
 
 
 def _show(one: Running, progress: Progress) -> None:
-    now = one.job.progress
-    if now:
-        total = round(now["step"] * _epochs(one.job) / now["epoch"]) if _epochs(one.job) else one.job.cell.work.steps  # type: ignore[union-attr]
-        progress.update(one.bar, completed=now["step"], total=total, told=f"loss {now['loss']:.3f}")
+    if now := one.job.progress:
+        work: Any = one.job.cell.work
+        total = work.steps or round(now["step"] * work.epochs / now["epoch"])
+        progress.update(one.bar, completed=now["step"], total=total, note=f"loss {now['loss']:.3f}")
 
 
-def _epochs(job: Job) -> float | None:
-    assert isinstance(job.cell.work, Experiment)
-    return job.cell.work.epochs
-
-
-def _ended(one: Running, failures: dict[str, str]) -> None:
-    """Sort out how a run ended; out of memory is written down as its result."""
+def _record(one: Running, failures: dict[str, str]) -> None:
+    """Handle the end of a run; lack of memory is recorded as its result."""
     path, code = one.job.path, one.process.returncode
     path.with_name(f"{path.name}.job.json").unlink(missing_ok=True)
-    said_file = path.with_name(f"{path.name}.{SAID}")
-    said = said_file.read_text(errors="replace").strip().splitlines()
-    last = said[-1] if said else f"it ended with {code} and said nothing"
+    output = path.with_name(f"{path.name}.{OUTPUT}")
+    lines = output.read_text(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else f"it ended with exit code {code} and no message"
     if one.job.result:
-        said_file.unlink()
-    elif (path / EXPERIMENT).exists() and (ran_out_of_memory(last) or _was_killed_for_memory(one)):
+        output.unlink()
+    elif (path / EXPERIMENT).exists() and (is_out_of_memory(last) or _was_killed_for_memory(one)):
         write_json(path / RESULT, {"status": OUT_OF_MEMORY, "message": last, "value": None})
-    else:  # it is begun again, or gone on with, by the next call
-        failures[one.job.cell.name] = f"{last} ({said_file})"
+    else:  # the next call starts or resumes it
+        failures[one.job.cell.name] = f"{last} ({output})"
 
 
 def _was_killed_for_memory(one: Running) -> bool:
-    """Whether the machine did it, and not a person."""
+    """Return whether the system killed it, not a user."""
     return one.process.returncode == -signal.SIGKILL and _killed_for_memory() > one.killed_before
 
 
 def _killed_for_memory() -> int:
-    """How many processes this machine has killed for want of memory, as far as it tells."""
+    """Return how many processes the system has killed for lack of memory."""
     try:
         words = Path("/proc/vmstat").read_text().split()
     except OSError:
@@ -198,21 +192,18 @@ def _killed_for_memory() -> int:
 def _measure(job: Job, made_by: dict[str, str], failures: dict[str, str]) -> None:
     work = job.cell.work
     assert isinstance(work, Measurement)
-    result = measure_apart(work)
+    result = run_case(Case("model", work.to_json()), work.repeats)
     if result["status"] == "failed":
         failures[job.cell.name] = str(result["message"])
         return
     job.path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "format": FORMAT,
-        "table": job.cell.table,
-        "row": job.cell.row,
-        "column": job.cell.column,
-        "seed": 0,
+        **job.cell.place,
         **made_by,
         "kind": "measurement",
         "run": job.cell.name,
-        "measurement": json.loads(json.dumps(work.to_json())),
+        "measurement": work.to_json(),
         "environment": result.pop("environment", {}),
         "result": result,
     }
@@ -220,6 +211,24 @@ def _measure(job: Job, made_by: dict[str, str], failures: dict[str, str]) -> Non
 
 
 def _announce(progress: Progress, text: str) -> None:
-    """Where there is no terminal there are no bars: a line a job."""
+    """Print a line per job if there is no terminal for bars."""
     if progress.disable:
         progress.console.print(text, markup=False, highlight=False)
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named[:count] if named else [str(number) for number in range(count)]
+
+
+def gpu_of(slot: int, gpus: Sequence[str]) -> Mapping[str, str]:
+    """Return the environment variable that assigns a GPU to a running job.
+
+    >>> [gpu_of(slot, ["0", "3"]) for slot in range(3)], gpu_of(5, [])
+    ([{'CUDA_VISIBLE_DEVICES': '0'}, {'CUDA_VISIBLE_DEVICES': '3'}, {'CUDA_VISIBLE_DEVICES': '0'}], {})
+    """
+    return {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}

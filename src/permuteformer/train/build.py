@@ -1,10 +1,10 @@
-"""Where a model meets a task: its configuration, its class, and what of a batch it is given."""
+"""Models for tasks: configuration, class, and arguments."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -18,97 +18,72 @@ from permuteformer.models import (
 from permuteformer.models.backbone import PermuteFormerPreTrainedModel
 from permuteformer.registry import unknown
 from permuteformer.tasks import TASKS, Batch, Task
-from permuteformer.tokens import PAPER
-
-
-class Shape(Protocol):
-    """What of a task decides a model's configuration."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def labels(self) -> Sequence[str]: ...
-    @property
-    def max_length(self) -> int: ...
-    @property
-    def grid(self) -> tuple[int, int] | None: ...
-    @property
-    def padding(self) -> int | None: ...
-
+from permuteformer.tasks.inputs import Input
 
 HEADS: dict[str, type[PermuteFormerPreTrainedModel]] = {
     "classify": PermuteFormerForSequenceClassification,
     "match": PermuteFormerForMatching,
     "lm": PermuteFormerForCausalLM,
 }
-"""The model for each kind of task."""
+"""The model class for each kind of input."""
 
 
 def build_task(name: str, options: Mapping[str, Any], data: str | None = None) -> Task:
-    """A task by name. ``data`` is the data folder, for tasks that look into one."""
-    arguments = dict(options)
-    TASKS.check(name, arguments, ())
-    if data is not None and "data" in TASKS.options(name):
-        arguments.setdefault("data", data)
-    if "path" in TASKS.options(name) and "path" not in arguments:
-        raise ValueError(f"{name} is of your own data: say where it is, after the name")
-    task: Task = TASKS[name](**arguments)
+    """Return a task; ``data`` is the data folder."""
+    TASKS.check(name, options, ())
+    if "path" in TASKS.options(name) and "path" not in options:
+        raise ValueError(f"{name} needs a file: permuteformer train {name} FILE")
+    task: Task = TASKS[name](**{"data": data, **options})
     return task
 
 
-def build_config(preset: str, overrides: Mapping[str, Any], task: Shape) -> PermuteFormerConfig:
-    """The configuration of a preset for a task: its vocabulary, its labels, its longest input.
+def build_config(preset: str, overrides: Mapping[str, Any], input: Input) -> PermuteFormerConfig:
+    """Return the configuration of a preset for an input: its vocabulary, labels and longest sequence.
 
-    Where a preset counts positions up to the longest input of the paper's task (learned positions, Linformer), it is this task's.
+    Where a preset limits positions to the longest input of the paper's task (learned positions, Linformer), the limit is this input's.
     """
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, PRESETS))
-    fields: dict[str, Any] = copy.deepcopy({**PRESETS[preset], "vocab_size": task.vocab_size, "pad_token_id": task.padding})
+    fields: dict[str, Any] = copy.deepcopy({**PRESETS[preset], "vocab_size": input.vocab_size, "pad_token_id": input.pad_id})
     for entry in [fields["attention"], *fields["position"]]:
         if "max_length" in entry:
-            entry["max_length"] = task.max_length
-    if task.kind != "lm":
-        names = dict(enumerate(task.labels))
+            entry["max_length"] = input.max_length
+    if input.kind == "lm":
+        fields["bos_token_id"] = input.start_id
+    else:
+        names = dict(enumerate(input.labels))
         fields |= {"num_labels": len(names), "id2label": names, "label2id": {name: n for n, name in names.items()}}
-        if len(names) > 1:  # else transformers sets it at the first loss, and a run that goes on from its last step has none
+        if len(names) > 1:  # else transformers sets it at the first loss, which a resumed run may not compute
             fields["problem_type"] = "single_label_classification"
-    elif getattr(task, "unit", None) == "bytes":
-        fields["bos_token_id"] = PAPER.cls  # as the tokenizer of bytes has it; that of words has the preset's
     fields |= copy.deepcopy(dict(overrides))
-    if task.grid is None and fields.get("axes", 1) > 1 and "axes" not in overrides:
-        fields["axes"] = 1  # a preset of images, given a text
+    if input.grid is None and fields.get("axes", 1) > 1 and "axes" not in overrides:
+        fields["axes"] = 1  # a preset of images, used for text
     config = PermuteFormerConfig(**fields)
-    if config.causal != (task.kind == "lm"):
-        wanted = "a causal one: a preset that ends in -lm" if task.kind == "lm" else "one that is not causal"
-        raise ValueError(f"model {preset!r} does not fit task {task.name!r}, whose kind is {task.kind!r}: it needs {wanted}")
-    if config.axes > 1 and task.grid is None:
-        raise ValueError(f"axes={config.axes} needs a task with a grid; {task.name!r} is of sequences: set axes to 1")
+    if config.causal != (input.kind == "lm"):
+        wanted = "a causal model: a preset that ends in -lm" if input.kind == "lm" else "a model that is not causal"
+        raise ValueError(f"model {preset!r} does not fit this task: it needs {wanted}")
+    if config.axes > 1 and input.grid is None:
+        raise ValueError(f"axes={config.axes} needs a task of images: set --model.axes 1")
     return config
 
 
 def build_model(config: PermuteFormerConfig, kind: str) -> PermuteFormerPreTrainedModel:
-    """A model with new weights, from torch's random numbers."""
+    """Return a model with new weights, drawn from torch's global generator."""
     return HEADS[kind](config)
 
 
-def inputs(batch: Batch, config: PermuteFormerConfig, kind: str) -> dict[str, Tensor]:
-    """The arguments of a model, but for the labels. Models with one axis count tokens along the sequence."""
-    given = {"input_ids": batch.input_ids, "attention_mask": batch.key_mask}
+def model_inputs(batch: Batch, config: PermuteFormerConfig) -> dict[str, Tensor]:
+    """Return the arguments of a model without labels. A model with one axis counts tokens along the sequence."""
+    given = {"input_ids": batch.input_ids, "attention_mask": batch.mask}
     if batch.positions is not None and config.axes > 1:
         given["position_ids"] = batch.positions
-    if kind == "match":
-        assert batch.second_input_ids is not None
-        assert batch.second_key_mask is not None
-        given |= {"second_input_ids": batch.second_input_ids, "second_attention_mask": batch.second_key_mask}
-    if kind == "lm" and bool(batch.key_mask.all()):
-        del given["attention_mask"]  # windows side by side: nothing is padding
+    if batch.second_input_ids is not None and batch.second_mask is not None:
+        given |= {"second_input_ids": batch.second_input_ids, "second_attention_mask": batch.second_mask}
+    if config.causal and bool(batch.mask.all()):
+        del given["attention_mask"]  # no padding
     return given
 
 
-def targets(batch: Batch, kind: str) -> dict[str, Tensor]:
-    """The labels, as arguments of a model. Those of language models stand where they are predicted."""
-    return {"labels": batch.labels, "shift_labels": batch.labels} if kind == "lm" else {"labels": batch.labels}
+def model_targets(batch: Batch) -> dict[str, Tensor]:
+    """Return the labels as arguments of a model. Labels of language models are at the token that predicts them."""
+    return {"labels": batch.labels, "shift_labels": batch.labels} if batch.labels.dim() == 2 else {"labels": batch.labels}

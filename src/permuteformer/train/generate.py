@@ -1,288 +1,163 @@
-"""A text that a trained language model goes on with, token by token, from a state that does not grow where attention is linear."""
+"""Text generation by a trained language model, token by token, from a state that does not grow if attention is linear."""
 
 from __future__ import annotations
 
-import codecs
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from permuteformer.formatting import format_bytes, printable
 from permuteformer.models.cache import PermuteFormerCache
+from permuteformer.ops.checks import check_integer
 from permuteformer.positions.learned import Learned
-from permuteformer.texts import printable
-from permuteformer.tokens import CLS, EOS_ID, PAPER, SEP, UNK
-from permuteformer.train.saved import Trained
-from permuteformer.words import size_in_words
+from permuteformer.tasks.language import Windows
+from permuteformer.train.trained_model import TrainedModel
 
 PREFILL = 1024
 """Tokens of the prompt that are read at a time."""
 
-MANY = 10_000
-"""From so many tokens on it is said that a state grows."""
-
-
-def generate(
-    trained: Trained,
-    prompt: str = "",
-    tokens: int = 500,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    stop: bool = False,
-) -> Generation:
-    """Go on with ``prompt``: gives pieces of text as soon as their characters are whole. The same seed gives the same text.
-
-    As in training, a text begins after the end of another one: where a document of bytes is over a line ends, and the next document
-    begins. Words are parted by blanks, and the end of a line is a line break.
-
-    Args:
-        trained: a language model, of ``permuteformer.train.saved.load``.
-        prompt: what is gone on with; nothing is the beginning of a text.
-        tokens: how many are generated.
-        temperature: below 1 likely tokens become more likely; 0 always takes the most likely one.
-        top_k: choose among so many of the likeliest tokens.
-        top_p: choose among the likeliest tokens whose probabilities come to this.
-        seed: of the random choices.
-        stop: end with the document; of words, with the line.
-    """
-    text = _text_of(trained)
-    if not trained.model.model.has_state:
-        name = trained.model.config.attention["name"]
-        raise ValueError(f"attention {name!r} has no state to go on from, token by token: take a model of linear or softmax attention")
-    _check_integer(1, tokens=tokens)
-    _check_integer(0, seed=seed)
-    given = text.begin(prompt)
-    _check_positions(trained, len(given), tokens)
-    return Generation(trained, text, given, tokens, _Choice(temperature, top_k, top_p, seed), stop)
-
-
-def prompt_tokens(trained: Trained, prompt: str) -> tuple[Tensor, Tensor]:
-    """The tokens of a prompt, after the one that a text begins with; and the tokens that may come next."""
-    text = _text_of(trained)
-    return text.begin(prompt), text.allowed(trained.model.config.vocab_size)
-
-
-def _text_of(trained: Trained) -> _Text:
-    if trained.kind != "lm":
-        raise ValueError(f"{trained.folder} is no language model, but of kind {trained.kind!r}: permuteformer predict gives its labels")
-    return _Words(trained.words) if trained.unit == "words" else _Bytes()
+MANY_TOKENS = 10_000
+"""From this number of tokens on, a growing state is worth a warning."""
 
 
 class Generation(Iterator[str]):
-    """Pieces of a text, made as they are asked for."""
+    """Generates text after ``prompt``, in pieces of complete characters. The same seed gives the same text.
 
-    def __init__(self, trained: Trained, text: _Text, given: Tensor, tokens: int, choice: _Choice, stop: bool) -> None:
+    As in training, a text starts after the end of another: at the end of a document of bytes a line ends and the next document starts.
+
+    Args:
+        trained: a language model, from ``permuteformer.train.trained_model.load``.
+        prompt: the start of the text.
+        max_new_tokens: how many tokens to generate.
+        temperature: below 1 likely tokens become more likely; 0 always picks the most likely one.
+        top_k: sample from this number of the most likely tokens.
+        top_p: sample from the most likely tokens whose probabilities add up to this.
+        seed: seed of the samples.
+        stop: stop at the end of the document; with words, at the end of the line.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        prompt: str = "",
+        max_new_tokens: int = 500,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: bool = False,
+    ) -> None:
+        self.tokenizer = language_input(trained).tokenizer
+        if not trained.model.model.has_state:
+            name = trained.model.config.attention["name"]
+            raise ValueError(f"attention {name!r} cannot generate token by token: use a model with linear or softmax attention")
+        check_integer(max_new_tokens=max_new_tokens)
+        check_integer(0, seed=seed)
+        if not (math.isfinite(temperature) and temperature >= 0):
+            raise ValueError(f"temperature must be a number of at least 0, got {temperature!r}")
+        if top_k is not None:
+            check_integer(top_k=top_k)
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {top_p!r}")
         self.tokens = 0
-        """How many have been generated."""
+        """Number of tokens generated so far."""
         self.cache = PermuteFormerCache(trained.model.config.num_hidden_layers)
         """The state of the model."""
-        self._trained, self._text, self._choice = trained, text, choice
-        self._length = len(given) + tokens
-        self._pieces = self._run(given, tokens, stop)
+        self._trained, self._prompt, self._greedy, self._stop = trained, prompt, temperature == 0, stop
+        self._max_new_tokens = max_new_tokens
+        self._warp = LogitsProcessorList([] if temperature in (0, 1) else [TemperatureLogitsWarper(float(temperature))])
+        self._warp += [TopKLogitsWarper(top_k)] if top_k is not None else []
+        self._warp += [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
+        self._random = torch.Generator().manual_seed(seed % 2**63)
+        ids = torch.from_numpy(self.tokenizer.prompt_ids(prompt))
+        self._length = len(ids) + max_new_tokens
+        _check_positions(trained, len(ids), max_new_tokens)
+        self._pieces = self._generate(ids)
 
     def __next__(self) -> str:
         return next(self._pieces)
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said beforehand: words of the prompt that are not known, and memory that will grow."""
+        """Warnings: words of the prompt without a token, and a state that grows."""
         notes = []
-        if unknown := self._text.unknown:
-            shown = ", ".join(printable(word, 30) for word in unknown[:10]) + (" …" if len(unknown) > 10 else "")
-            notes.append(f"words of the prompt that are none of the model's are read as {UNK}: {shown}")
-        if self._length >= MANY and (growth := _growth(self._trained)):
+        if words := self.tokenizer.unknown_words(self._prompt):
+            shown = ", ".join(printable(word, 30) for word in words[:10]) + (" …" if len(words) > 10 else "")
+            notes.append(f"words of the prompt that the model does not know: {shown}")
+        if self._length >= MANY_TOKENS and (growth := _state_growth(self._trained)):
             notes.append(
-                f"the state of this model grows with the text, {size_in_words(growth)} a token, {size_in_words(growth * self._length)} in "
-                "all, and a token takes ever longer; that of linear attention without a bias is of constant size"
+                f"the state of this model grows by {format_bytes(growth)} per token, {format_bytes(growth * self._length)} in all, and "
+                "tokens take ever longer; linear attention without a bias has a state of constant size"
             )
         return notes
 
-    def _run(self, given: Tensor, tokens: int, stop: bool) -> Iterator[str]:
-        for block in given.split(PREFILL):
+    def _generate(self, ids: Tensor) -> Iterator[str]:
+        tokenizer, decoder = self.tokenizer, self.tokenizer.decoder(self._prompt)
+        for block in ids.split(PREFILL):
             logits = self._read(block)
-        allowed = self._text.allowed(logits.numel())
-        del given
+        allowed = torch.from_numpy(tokenizer.target_ids)
         while True:
-            chosen = logits[allowed]
-            if not chosen.isfinite().all():
-                raise ValueError(
-                    f"token {self.tokens + 1:,} cannot be chosen, as the model's answer is not a number: look at how its training ended "
-                    f"({self._trained.folder}), and train it anew, as with a lower learning rate"
-                )
-            token = int(allowed[self._choice(chosen)])
+            token = int(allowed[self._sample(logits[allowed])])
             self.tokens += 1
-            ended = token == self._text.end
-            last = self.tokens == tokens or (ended and stop)
-            piece = "" if ended and stop else self._text.piece(token)
-            if last:
-                piece += self._text.rest()
+            is_end = token == tokenizer.end_id
+            is_last = self.tokens == self._max_new_tokens or (is_end and self._stop)
+            piece = ("" if is_end and self._stop else decoder.push(token)) + (decoder.flush() if is_last else "")
             if piece:
                 yield piece
-            if last:
+            if is_last:
                 return
-            logits = self._read(torch.tensor([self._text.begins if ended else token]))
+            logits = self._read(torch.tensor([tokenizer.start_id if is_end else token]))
+
+    def _sample(self, logits: Tensor) -> int:
+        if not logits.isfinite().all():
+            raise ValueError(
+                f"token {self.tokens + 1:,} cannot be sampled, as the model's output is not finite: check how its training ended "
+                f"({self._trained.folder}), and train again, for example with a lower learning rate"
+            )
+        if self._greedy:
+            return int(logits.argmax())
+        scores = self._warp(torch.empty(1, 0, dtype=torch.int64), (logits - logits.max()).unsqueeze(0))
+        return int(torch.multinomial(scores[0].softmax(-1), 1, generator=self._random))
 
     @torch.inference_mode()
     def _read(self, ids: Tensor) -> Tensor:
-        """The logits after further tokens, float64 in the memory of the computer."""
+        """Return the logits after further tokens, float64 on the CPU."""
         model = self._trained.model
         out = model(input_ids=ids.to(model.device).unsqueeze(0), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         logits: Tensor = out.logits[0, -1].cpu().double()
         return logits
 
 
-class _Text(Protocol):
-    """How tokens are a text."""
-
-    end: int
-    """The token that a document, or a line, ends with."""
-    begins: int
-    """What is read in its place when it goes on."""
-    unknown: list[str]
-    """Words of the prompt that there is no token for."""
-
-    def begin(self, prompt: str) -> Tensor:
-        """The tokens of a prompt: one at least."""
-        ...
-
-    def allowed(self, size: int) -> Tensor:
-        """Those of ``size`` tokens that training had as targets."""
-        ...
-
-    def piece(self, token: int) -> str:
-        """The text that is whole with this token."""
-        ...
-
-    def rest(self) -> str:
-        """What is left at the very end."""
-        ...
-
-
-class _Bytes:
-    """Characters of several bytes are held back until they are whole; what is not UTF-8 is shown as �."""
-
-    end, begins = SEP, CLS
-
-    def __init__(self) -> None:
-        self.unknown: list[str] = []
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def begin(self, prompt: str) -> Tensor:
-        try:
-            # Bytes of a command line that are not UTF-8 come as half characters.
-            content = prompt.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"prompt holds half a character, {prompt[error.start]!r} at {error.start:,}: it cannot be encoded") from None
-        values = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-        return torch.cat([torch.tensor([CLS]), values.long() + PAPER.first])
-
-    def allowed(self, size: int) -> Tensor:
-        return torch.arange(SEP, PAPER.size)
-
-    def piece(self, token: int) -> str:
-        return self.rest() + "\n" if token == SEP else self._decoder.decode(bytes([token - PAPER.first]))
-
-    def rest(self) -> str:
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return rest
-
-
-class _Words:
-    """Words with blanks between them."""
-
-    end = begins = EOS_ID
-
-    def __init__(self, words: list[str]) -> None:
-        self._words = words
-        self.unknown: list[str] = []
-        self._open = False
-        """Whether a blank is due before the next word."""
-
-    def begin(self, prompt: str) -> Tensor:
-        numbers = {word: n for n, word in enumerate(self._words)}
-        ids = []
-        for line in prompt.split("\n"):
-            ids += [EOS_ID, *(numbers.get(word, numbers[UNK]) for word in line.split())]
-        self.unknown = list(dict.fromkeys(word for word in prompt.split() if word not in numbers))
-        self._open = ids[-1] != EOS_ID and not prompt[-1].isspace()
-        return torch.tensor(ids)
-
-    def allowed(self, size: int) -> Tensor:
-        unused = re.compile(r"<unused\d+>")
-        return torch.tensor([n for n, word in enumerate(self._words) if n and not unused.fullmatch(word)])
-
-    def piece(self, token: int) -> str:
-        if token == EOS_ID:
-            self._open = False
-            return "\n"
-        blank, self._open = " " if self._open else "", True
-        return blank + self._words[token]
-
-    def rest(self) -> str:
-        return ""
-
-
-@dataclass
-class _Choice:
-    """Chooses a token by its logit."""
-
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    seed: int
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature must be 0 or a number above it; it is {self.temperature!r}")
-        if self.top_k is not None:
-            _check_integer(1, top_k=self.top_k)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1; it is {self.top_p!r}")
-        self._random = torch.Generator().manual_seed(self.seed)
-
-    def __call__(self, logits: Tensor) -> int:
-        if self.temperature == 0:
-            return int(logits.argmax())
-        values, order = ((logits - logits.max()) / self.temperature).sort(descending=True, stable=True)
-        probabilities = values[: self.top_k].softmax(-1)
-        if self.top_p is not None:
-            before = probabilities.cumsum(-1) - probabilities  # the likeliest is kept always
-            probabilities = probabilities[before < self.top_p]
-        return int(order[torch.multinomial(probabilities, 1, generator=self._random)])
+def language_input(trained: TrainedModel) -> Windows:
+    """Return the input of a language model; raise for a classifier."""
+    if not isinstance(trained.input, Windows):
+        raise ValueError(f"{trained.folder} is a model of kind {trained.kind!r}, not a language model: use permuteformer predict")
+    return trained.input
 
 
 @torch.inference_mode()
-def _growth(trained: Trained) -> int:
-    """Bytes that the state grows by with a token; 0 where it does not."""
+def _state_growth(trained: TrainedModel) -> int:
+    """Return the bytes by which the state grows per token."""
     sizes = []
     for length in (1, 2):
         cache = PermuteFormerCache(trained.model.config.num_hidden_layers)
-        trained.model(input_ids=torch.full((1, length), EOS_ID, device=trained.model.device), past_key_values=cache, use_cache=True)
+        ids = torch.full((1, length), language_input(trained).tokenizer.end_id, device=trained.model.device)
+        trained.model(input_ids=ids, past_key_values=cache, use_cache=True)
         sizes.append(cache.nbytes)
     return sizes[1] - sizes[0]
 
 
-def _check_positions(trained: Trained, given: int, tokens: int) -> None:
-    """Raise where positions are learned, and there are not enough of them."""
+def _check_positions(trained: TrainedModel, prompt: int, new: int) -> None:
+    """Raise if positions are learned and there are not enough of them."""
     for part in trained.model.modules():
-        if isinstance(part, Learned) and given + tokens - 1 > part.max_length:  # the last token is not read
-            room = part.max_length + 1 - given
-            advice = f"tokens may be {room:,} at most" if room > 0 else "the prompt must be shorter"
+        if isinstance(part, Learned) and prompt + new - 1 > part.max_length:  # the last token is not read
+            room = part.max_length + 1 - prompt
+            advice = f"max_new_tokens can be at most {room:,}" if room > 0 else "use a shorter prompt"
             raise ValueError(
-                f"this model has learned {part.max_length:,} positions, and a prompt of {given:,} tokens (with the one before it) and "
-                f"tokens={tokens:,} need {given + tokens - 1:,}: {advice}"
+                f"this model has {part.max_length:,} learned positions; a prompt of {prompt:,} tokens and max_new_tokens={new:,} need "
+                f"{prompt + new - 1:,}: {advice}"
             )
-
-
-def _check_integer(least: int, **numbers: int) -> None:
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-            raise ValueError(f"{name} must be a whole number from {least} on; it is {value!r}")

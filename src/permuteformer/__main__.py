@@ -1,5 +1,5 @@
 """``python -m permuteformer`` is the command line."""
 
-from permuteformer.cli import app
+from permuteformer.cli import main
 
-app()
+main()

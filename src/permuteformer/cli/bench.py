@@ -5,175 +5,199 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from permuteformer.cli.terminal import console, errors_in_words, say, separate
-from permuteformer.terminal import described
-
-LIMIT = 20.0
-"""Seconds of a call of scaling."""
+from permuteformer.cli.console import console, say
+from permuteformer.console import description_column
 
 if TYPE_CHECKING:
-    from permuteformer.report.benches import Numbers
+    from permuteformer.report.bench import PlainTable
+
+LIMIT_SECONDS = 20.0
+"""Default of --limit-seconds."""
+TURN_SECONDS = 0.2
+"""How long a case is called before the next one has its turn."""
+WIDE_TABLE = 8
+"""Columns from which on the names of rows may be broken."""
 
 Line = dict[str, Any]
 
 
 def bench(
-    sweep: Annotated[str, typer.Argument(help="ops, train, latency, decode or scaling.")],
-    tasks: Annotated[list[str] | None, typer.Option(help="train, latency: text, retrieval, image, pathfinder; all unless told.")] = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="train, latency, scaling: rows of the paper (transformer, nystromformer, …), formula, or peers. May be repeated."
-        ),
-    ] = None,
-    lengths: Annotated[list[str] | None, typer.Option(help="scaling: lengths; 512 to 1,048,576 unless told.")] = None,
-    turns: Annotated[int, typer.Option(help="Turns of every case; the best call counts.", min=1)] = 9,
-    limit_seconds: Annotated[float, typer.Option(help="scaling: a curve ends before a call that would take longer.")] = LIMIT,
-    threads: Annotated[int | None, typer.Option(help="Threads of the CPU; torch decides unless told.", min=1)] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if there is one.")] = None,
-    dtype: Annotated[str, typer.Option(help="ops: float32, bfloat16 or float16.")] = "float32",
-    output: Annotated[Path, typer.Option(help="Folder for SWEEP.jsonl and figures.")] = Path("runs/bench"),
+    sweep: str,
+    *,
+    tasks: list[str] | None = None,
+    against: list[str] | None = None,
+    lengths: list[int] | None = None,
+    turns: int = 9,
+    limit_seconds: float = LIMIT_SECONDS,
+    threads: int | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    output: Path = Path("runs/bench"),
 ) -> None:
     """Measure time and memory, side by side with others.
 
-    ops: one call of attention. train: a step of whole models. latency: one item. decode: one more token. scaling: by length.
-    Every case runs in a process of its own, so that running out of memory is a result; those to be compared take turns. Peers are
-    hf-nystromformer, hf-longformer, hf-bigbird, hf-modernbert, and performer-pytorch where it is installed.
+    ops: one call of attention. train: a training step. latency: one item. decode: one more token. scaling: by length.
+    Every case runs in its own process, so that running out of memory is a result; cases that are compared alternate. Peers are
+    hf-nystromformer, hf-longformer, hf-bigbird, hf-modernbert, and performer-pytorch if it is installed.
 
-    Example: permuteformer bench latency --tasks image --against performer --against formula
+    Example: permuteformer bench latency --tasks image --against performer,formula
+
+    Args:
+        sweep: ops, train, latency, decode or scaling.
+        tasks: train, latency: text, retrieval, image, pathfinder; default: all.
+        against: train, latency, scaling: rows of the paper (transformer, nystromformer, …), formula, or peers.
+        lengths: scaling: lengths; default: 512 to 1,048,576.
+        turns: repeats of every case; the best counts.
+        limit_seconds: scaling: a curve ends before a call that would take longer.
+        threads: threads of the CPU; default: torch's.
+        device: cpu or cuda; default: a GPU if there is one.
+        dtype: ops: float32, bfloat16 or float16.
+        output: folder for SWEEP.jsonl and figures.
     """
-    from permuteformer.bench.sweeps import SIDE_BY_SIDE, SWEEPS
+    from permuteformer.bench import runner, sweeps
+    from permuteformer.ops.checks import check_integer
     from permuteformer.registry import unknown
 
-    with errors_in_words():
-        if sweep not in SWEEPS:
-            raise ValueError(unknown("sweep", sweep, SWEEPS))
-        if sweep != "scaling" and (lengths or limit_seconds != LIMIT):
-            raise ValueError(f"lengths and limit-seconds are for scaling; {sweep} has its own cases")
-        if sweep == "scaling" and (tasks or dtype != "float32"):
-            raise ValueError("tasks are for train and latency, and dtype for ops; scaling has models of one task, in float32")
-        how: dict[str, Any] = {"threads": threads, "device": device}
-        columns = (described(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            if sweep in SIDE_BY_SIDE:
-                lines = _side_by_side(sweep, separate(tasks), separate(against), dtype, turns, bar, how)
-            else:
-                lines = _scaling(separate(lengths), separate(against), turns, limit_seconds, bar, how)
-            found = list(lines)
-        _write(sweep, found, output)
-        _show(sweep, found, output)
+    if sweep not in sweeps.SWEEPS:
+        raise ValueError(unknown("sweep", sweep, sweeps.SWEEPS))
+    check_integer(turns=turns, **({} if threads is None else {"threads": threads}))
+    _check_options(sweep, tasks=tasks, against=against, lengths=lengths, dtype=dtype, limit_seconds=limit_seconds)
+    options: dict[str, Any] = {"threads": threads, "device": device, "turn_seconds": TURN_SECONDS}
+    columns = (description_column(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+
+        def progress(description: str, steps: int) -> None:
+            bar.update(task, description=description, advance=steps)
+
+        if sweep == "scaling":
+            curves = sweeps.scaling(lengths or (), against or ())
+            task = bar.add_task(sweep, total=sum(len(cases) for rows in curves.values() for cases in rows.values()))
+            lines = list(runner.run_curves(sweep, curves, turns, limit_seconds, progress, **options))
+        else:
+            kind = {"train": "training", "latency": "inference"}.get(sweep)
+            models = sweeps.models(kind, tasks or (), against or ()) if kind else None
+            groups = models or (sweeps.ops(dtype) if sweep == "ops" else sweeps.decode())
+            task = bar.add_task(sweep, total=sum(len(cases) * (turns + 1) for cases in groups.values()))
+            lines = list(runner.run_groups(sweep, groups, turns, progress, **options))
+    _write(sweep, lines, output)
+    _show(sweep, lines, output)
 
 
-def _side_by_side(
-    sweep: str, tasks: list[str], against: list[str], dtype: str, turns: int, bar: Progress, how: dict[str, Any]
-) -> Iterator[Line]:
-    from permuteformer.bench import sweeps
-    from permuteformer.bench.run import side_by_side
-
-    kind = {"train": "training", "latency": "inference"}.get(sweep)
-    if kind is None and (tasks or against):
-        raise ValueError(f"tasks and against are for train, latency and scaling; {sweep} has its own cases")
-    if sweep != "ops" and dtype != "float32":
-        raise ValueError(f"dtype is for ops; {sweep} is in float32")
-    groups = sweeps.models(kind, tasks, against) if kind else sweeps.ops(dtype) if sweep == "ops" else sweeps.decode()
-    task = bar.add_task(sweep, total=sum(len(group.cases) * (turns + 1) for group in groups))
-
-    progress = _steps(bar, task)
-    yield from side_by_side(sweep, groups, turns=turns, progress=progress, **how)
-
-
-def _scaling(
-    lengths: list[str], against: list[str], turns: int, limit_seconds: float, bar: Progress, how: dict[str, Any]
-) -> Iterator[Line]:
-    from permuteformer.bench import sweeps
-    from permuteformer.bench.run import by_length
-
-    bad = [length for length in lengths if not length.isdecimal()]
-    if bad:
-        raise ValueError(f"lengths must be whole numbers, with commas between them; there is {bad[0]!r}")
-    curves = sweeps.scaling([int(length) for length in lengths], against)
-    task = bar.add_task("scaling", total=sum(len(cases) for rows in curves.values() for cases in rows.values()))
-    yield from by_length("scaling", curves, turns=turns, limit_seconds=limit_seconds, progress=_steps(bar, task), **how)
-
-
-def _steps(bar: Progress, task: TaskID) -> Callable[[str, int], None]:
-    return lambda what, steps: bar.update(task, description=what, advance=steps)
+def _check_options(sweep: str, **given: Any) -> None:
+    """Raise for options that the sweep does not use."""
+    used_by = {
+        "tasks": ("train", "latency"),
+        "against": ("train", "latency", "scaling"),
+        "lengths": ("scaling",),
+        "limit_seconds": ("scaling",),
+        "dtype": ("ops",),
+    }
+    defaults = {"dtype": "float32", "limit_seconds": LIMIT_SECONDS}
+    for name, sweeps in used_by.items():
+        if sweep not in sweeps and given[name] not in (None, [], defaults.get(name)):
+            raise ValueError(f"--{name.replace('_', '-')} is for {', '.join(sweeps)}; {sweep} does not use it")
 
 
 def _write(sweep: str, lines: list[Line], output: Path) -> None:
-    from permuteformer.folders import write_whole
-    from permuteformer.train.environment import without_folders
+    from permuteformer.machine import without_folders
+    from permuteformer.storage import atomic_write
 
     command = shlex.join(["permuteformer", *map(without_folders, sys.argv[1:])])
     output.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps({**line, "command": command}) + "\n" for line in lines)
-    write_whole(output / f"{sweep}.jsonl", text.encode())
+    atomic_write(output / f"{sweep}.jsonl", text.encode())
 
 
 def _show(sweep: str, lines: list[Line], output: Path) -> None:
-    from permuteformer.folders import write_whole
-    from permuteformer.report import benches
+    from permuteformer.report import bench as tables_of
+    from permuteformer.storage import atomic_write
 
+    for text in headlines(sweep, lines):
+        say(text, style="bold")
     if sweep == "scaling":
-        tables, figures = benches.length_tables(lines), benches.length_figures(lines, benches.rate_of(lines))
+        tables, figures = tables_of.length_tables(lines), tables_of.length_figures(lines)
     else:
-        tables, figures = benches.side_by_side_tables(lines), benches.side_by_side_figures(lines)
+        tables, figures = tables_of.comparison_tables(lines), tables_of.comparison_figures(lines)
     for table in tables:
         console.print(_table(table))
-    if sweep != "scaling":
-        say("ratio: of the best time to the first row's; extra: peak of memory above what stood ready; of rate: of matrix products'")
     for line in lines:
         if line["result"]["message"]:
             say(f"{line['group']}, {line['row']}: {line['result']['status']}: {line['result']['message']}", style="yellow")
-    _show_bars(sweep, lines)
+    _show_targets(sweep, lines)
     for figure in figures:
-        write_whole(output / f"{figure.name}.svg", figure.svg_file.encode())
-        write_whole(output / f"{figure.name}.png", figure.png)
+        atomic_write(output / f"{figure.name}.svg", figure.svg_file.encode())
+        atomic_write(output / f"{figure.name}.png", figure.png)
     say(f"written to {output}: {sweep}.jsonl and {len(figures)} figures")
 
 
-def _show_bars(sweep: str, lines: list[Line]) -> None:
-    from permuteformer.bench.bars import BARS, DOUBLING, worst_doubling
-    from permuteformer.report.table import times
-
-    results: dict[str, dict[str, Any]] = {}
+def headlines(sweep: str, lines: list[Line]) -> Iterator[str]:
+    """Yield a sentence per group: how much faster its first row is than the others, at the longest length of each."""
+    groups: dict[str, list[Line]] = {}
     for line in lines:
-        results.setdefault(line["group"], {})[line["row"]] = line["result"]
-    shown = Table(title="to be reached", title_justify="left")
-    for header in ("", "of", "at most", "measured", ""):
-        shown.add_column(header, justify="right" if header in ("at most", "measured") else "left")
-    rows = [
-        (bar.group, f"{bar.quantity}, {bar.case} against {bar.against}", bar.at_most, bar.ratio(results.get(bar.group, {})))
-        for bar in BARS.get(sweep, ())
-    ]
-    if sweep == "scaling":
-        rows.append(("causal attention", "time, a length against half of it, from 8,192 on", DOUBLING, worst_doubling(lines)))
-    for group, what, at_most, ratio in rows:
-        if ratio is not None:
-            told = Text("reached", style="green") if ratio <= at_most else Text("missed", style="yellow")
-            shown.add_row(group, what, times(at_most), times(ratio), told)
-    if shown.row_count:
-        console.print(shown)
+        if line["row"] != "matmul" and line["result"]["seconds_best"]:
+            groups.setdefault(line["group"], []).append(line)
+    for group in groups.values():
+        first = group[0]
+        ours = {line["length"]: line["result"]["seconds_best"] for line in group if line["row"] == first["row"]}
+        ratios = {}
+        for line in group:
+            if line["row"] != first["row"] and line["length"] in ours:
+                ratios[line["row"], line["length"]] = line["result"]["seconds_best"] / ours[line["length"]]
+        longest = dict(ratios.keys())
+        shown = sorted(longest.items(), key=lambda item: -ratios[item])
+        if shown:
+            compared = ", ".join(_compared(ratios[row, length], row, length) for row, length in shown)
+            yield f"{_group_title(sweep, first)}: {_title(first['row'])} is {compared}"
 
 
-MOST_BESIDE_NAMES = 7
-"""Columns of a table whose names are kept in one line: more leave a narrow terminal no room for their numbers."""
+def _group_title(sweep: str, line: Line) -> str:
+    if sweep == "ops":
+        return f"{line['group']}, {line['case']['options']['length']:,} tokens"
+    return str(line["group"]) + {"train": ", a training step", "latency": ", one item"}.get(sweep, "")
 
 
-def _table(table: Numbers) -> Table:
+def _compared(ratio: float, row: str, length: int | None) -> str:
+    place = "" if length is None else f" at {length:,}"
+    if 0.95 < ratio < 1.05:
+        return f"as fast as {_title(row)}{place}"
+    factor = max(ratio, 1 / ratio)
+    return f"{factor:.{0 if factor >= 10 else 1}f}x {'faster' if ratio > 1 else 'slower'} than {_title(row)}{place}"
+
+
+def _title(row: str) -> str:
+    from permuteformer.report.bench import title
+
+    return {"sdpa": "SDPA", "formula": "the formula"}.get(row) or title(row)
+
+
+def _show_targets(sweep: str, lines: list[Line]) -> None:
+    from permuteformer.bench.targets import measured_ratios
+    from permuteformer.report.cells import times
+
+    table = Table(title="performance targets", title_justify="left")
+    for header in ("", "ratio", "at most", "measured", ""):
+        table.add_column(header, justify="right" if header in ("at most", "measured") else "left")
+    for group, description, at_most, ratio in measured_ratios(sweep, lines):
+        outcome = Text("met", style="green") if ratio <= at_most else Text("missed", style="yellow")
+        table.add_row(group, description, times(at_most), times(ratio), outcome)
+    if table.row_count:
+        console.print(table)
+
+
+def _table(table: PlainTable) -> Table:
     shown = Table(title=Text(table.title), title_justify="left")
-    for place, header in enumerate(table.headers):
-        whole = place == 0 and len(table.headers) <= MOST_BESIDE_NAMES
-        shown.add_column(Text(header), justify="left" if place == 0 else "right", overflow="fold", no_wrap=whole)
+    for number, header in enumerate(table.headers):
+        is_name = number == 0
+        whole = is_name and len(table.headers) < WIDE_TABLE
+        shown.add_column(Text(header), justify="left" if is_name else "right", overflow="fold", no_wrap=whole)
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown

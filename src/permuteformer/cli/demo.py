@@ -1,33 +1,31 @@
-"""The command that serves a page to play with."""
+"""The command that serves an interactive page."""
 
 from __future__ import annotations
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from permuteformer.cli.terminal import errors_in_words, say
-from permuteformer.cli.use import Device
+from permuteformer.cli.console import say
 
 
-def demo(
-    run: Annotated[Path | None, typer.Argument(help="A finished run, or a model of bytes, to type texts for; none unless told.")] = None,
-    port: Annotated[int, typer.Option(help="Of the page; 0 for any that is free.", min=0, max=65_535)] = 8000,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
-    device: Device = None,
-) -> None:
-    """Serve a page to play with, on this machine only: what permutations do to features, and what a trained model makes of a text.
+def demo(folder: Path | None = None, *, port: int = 8000, browser: bool = True, device: str | None = None) -> None:
+    """Serve an interactive page on this machine: what permutations do to features, and what a trained model answers.
 
-    The page is at 127.0.0.1 and can be reached from nowhere else. It needs no network. Ctrl-C ends it.
+    The page is at 127.0.0.1, not reachable from other machines, and needs no network. Ctrl-C ends it.
+
+    Args:
+        folder: a finished run, or a model that reads bytes; default: the page without a model.
+        port: port of the page; 0 for any that is free.
+        browser: open the page in a browser.
+        device: cpu, cuda, …; default: a GPU if there is one.
     """
-    from permuteformer.demo.answers import Answers
+    from permuteformer.demo.api import Api
     from permuteformer.demo.server import Server
-    from permuteformer.train.saved import load_any
+    from permuteformer.train.trained_model import load
 
-    with errors_in_words():
-        server = Server(Answers(None if run is None else load_any(run, device=device)), port)
+    if not 0 <= port < 65_536:
+        raise ValueError(f"port must be from 0 to 65535, got {port}")
+    server = Server(Api(None if folder is None else load(folder, device=device)), port)
     say(f"the page is at {server.address}; Ctrl-C ends it")
     try:
         if browser:

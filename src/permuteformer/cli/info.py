@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from permuteformer.cli.terminal import console, errors_in_words
+from permuteformer.cli.console import console
 
 
 def info() -> None:
@@ -13,22 +13,21 @@ def info() -> None:
     The variable PERMUTEFORMER_BACKEND chooses a backend: torch, native (the CPU kernel) or cuda, which refuse calls they do not support, or
     auto, the default, which takes the first that supports a call.
     """
-    from permuteformer.train.environment import environment
+    from permuteformer.machine import environment
 
-    with errors_in_words():
-        found = environment()
-        shown = Table(show_header=False)
-        shown.add_column(no_wrap=True)
-        shown.add_column(overflow="fold")
-        for name, version in found["versions"].items():
-            shown.add_row(name, version)
-        shown.add_row("python", found["python"])
-        shown.add_row("revision", f"{found['revision'] or 'unknown'}{'' if found['clean'] in (True, None) else ', with changes'}")
-        shown.add_row("machine", f"{found['platform']}, {found['cpu']}, {found['cores']} cores, {found['threads']} threads of torch")
-        shown.add_row("GPU", _gpu())
-        for name, support in _backends().items():
-            shown.add_row(f"backend {name}", support)
-        console.print(shown)
+    found = environment()
+    shown = Table(show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, version in found["versions"].items():
+        shown.add_row(name, version)
+    shown.add_row("python", found["python"])
+    shown.add_row("revision", f"{found['revision'] or 'unknown'}{'' if found['clean'] in (True, None) else ', with changes'}")
+    shown.add_row("machine", f"{found['platform']}, {found['cpu']}, {found['cores']} cores, {found['threads']} threads of torch")
+    shown.add_row("GPU", _gpu())
+    for name, support in _backends().items():
+        shown.add_row(f"backend {name}", support)
+    console.print(shown)
 
 
 def _gpu() -> str:

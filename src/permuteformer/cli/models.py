@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.progress import track
 from rich.table import Table
 
-from permuteformer.cli.terminal import console, errors_in_words, say
-from permuteformer.words import short, size_in_words
+from permuteformer.cli.console import console, say
+from permuteformer.cli.options import ModelOptions
+from permuteformer.formatting import format_bytes, format_count
 
 if TYPE_CHECKING:
     from permuteformer.models.inspection import Grid, Head, Inspection, Layers
@@ -23,71 +22,71 @@ MAP_REACH, MAX_MAP_REACH = 7, 32
 """Rows and columns around the middle pixel of a map: by default, and at most."""
 
 
-def models(
-    only: Annotated[str, typer.Argument(help="Show presets whose name contains this.")] = "",
-    length: Annotated[int, typer.Option(help="Tokens per sequence; 0 for the longest input of each task.", min=0)] = 0,
-) -> None:
-    """List the presets: every row of the paper's tables.
+def models(only: str = "", *, length: int = 0) -> None:
+    """List the presets: every row of the paper's tables, for every task.
 
     FLOP are those of the matrix products of a forward pass. State is the size of the decoding state of one sequence. Reach is the longest
     distance that positions distinguish.
+
+    Args:
+        only: show presets whose name contains this.
+        length: tokens per sequence; default: the longest input of each task.
     """
     from permuteformer.models import PRESETS, PermuteFormerConfig
     from permuteformer.models.inspection import summarize
-    from permuteformer.models.presets import LM_LENGTH, TASKS
+    from permuteformer.presets import LM_LENGTH, TASK_MODELS
 
     names = [name for name in PRESETS if only in name]
     if not names:
-        say(f"no preset's name contains {only!r}; there are {', '.join(PRESETS)}")
-        raise typer.Exit(1)
+        raise ValueError(f"no preset's name contains {only!r}; there are {', '.join(PRESETS)}")
     table = Table()
     table.add_column("preset", no_wrap=True)
     for column in ("parameters", "length", "FLOP per token", "state", "reach"):
         table.add_column(column, justify="right")
     for name in track(names, description="counting", console=console, transient=True):
-        own = next((longest for task, (_, longest, _) in TASKS.items() if name.endswith(task)), LM_LENGTH)
+        own = next((task.length for ending, task in TASK_MODELS.items() if name.endswith(ending)), LM_LENGTH)
         summary = summarize(PermuteFormerConfig.preset(name), length or own)
-        state = "" if summary.state_bytes is None else size_in_words(summary.state_bytes)
-        reach = "any" if summary.reach is None else " x ".join(short(r) for r in summary.reach)
-        table.add_row(name, short(summary.parameters), f"{summary.length:,}", short(summary.flops_per_token), state, reach)
+        state = "" if summary.state_bytes is None else format_bytes(summary.state_bytes)
+        reach = "any" if summary.reach is None else " x ".join(format_count(r) for r in summary.reach)
+        table.add_row(name, format_count(summary.parameters), f"{summary.length:,}", format_count(summary.flops_per_token), state, reach)
     console.print(table)
 
 
 def inspect(
-    source: Annotated[str, typer.Argument(help="A preset, the folder of a model, or a run folder.")],
-    length: Annotated[int, typer.Option(help="Tokens of your sequences: warn if positions repeat within them.", min=0)] = 0,
-    distance: Annotated[
-        int | None, typer.Option(help="The longest distance in the picture: 48 tokens, or 7 pixels, by default.", min=1, max=100_000)
-    ] = None,
-    grid: Annotated[tuple[int, int], typer.Option(help="Height and width of your images, for models with two axes.")] = (32, 32),
-    picture: Annotated[Path | None, typer.Option(help="A PNG to write: similarity by distance, or a map of it for images.")] = None,
+    source: str, *, length: int = 0, distance: int | None = None, grid: tuple[int, int] = (32, 32), picture: Path | None = None
 ) -> None:
     """Show what positions do in a model: cycles of every head, when they repeat, and how fast the decay r forgets.
 
     Similarity compares a token with itself at another position: the share of its features that are back in place, times the decay. It is 1
     at distance 0, and without a decay it is 1 again at the order of the permutation.
+
+    Args:
+        source: a preset, the folder of a model, or a run folder.
+        length: tokens of your sequences: warn if positions repeat within them.
+        distance: longest distance in the picture; default: 48 tokens, or 7 pixels.
+        grid: height and width of your images, for models with two axes.
+        picture: PNG to write: similarity by distance, or a map of it for images.
     """
     from permuteformer.models.inspection import inspect
 
-    with errors_in_words():
-        if min(grid) < 1:
-            raise ValueError(f"grid must be a height and a width of at least 1, got {grid[0]} {grid[1]}")
-        found = inspect(source)
-        config, names = found.config, ", ".join(entry["name"] for entry in found.config.position) or "none"
-        kind = "causal" if config.causal else "bidirectional"
-        say(f"{source}: {config.attention['name']} attention, {kind}, {config.num_attention_heads} heads; positions: {names}", style="bold")
-        shape = grid if config.axes == 2 else None
-        for layers in found.layers:
-            _show_layers(layers, config.axes, shape)
-        if found.reach:
-            units = ("columns", "rows") if shape else ("tokens",) * config.axes
-            reach = " and ".join(f"{n:,} {unit}" for n, unit in zip(found.reach, units, strict=True))
-            say(f"all heads together repeat after {reach}: they distinguish shorter distances")
-        for warning in found.warnings(length, shape):
-            say(warning, style="yellow")
-        if picture is not None:
-            _draw(found, source, distance, shape, picture)
-            say(f"written to {picture}")
+    if min(grid) < 1:
+        raise ValueError(f"grid must be a height and a width of at least 1, got {grid[0]} {grid[1]}")
+    found = inspect(source)
+    config, names = found.config, ", ".join(entry["name"] for entry in found.config.position) or "none"
+    kind = "causal" if config.causal else "bidirectional"
+    say(f"{source}: {config.attention['name']} attention, {kind}, {config.num_attention_heads} heads; positions: {names}", style="bold")
+    shape = grid if config.axes == 2 else None
+    for layers in found.layers:
+        _show_layers(layers, config.axes, shape)
+    if found.reach:
+        units = ("columns", "rows") if shape else ("tokens",) * config.axes
+        reach = " and ".join(f"{n:,} {unit}" for n, unit in zip(found.reach, units, strict=True))
+        say(f"all heads together repeat after {reach}: they distinguish shorter distances")
+    for warning in found.warnings(length, shape):
+        say(warning, style="yellow")
+    if picture is not None:
+        _draw(found, source, distance, shape, picture)
+        say(f"written to {picture}")
 
 
 def _show_layers(layers: Layers, axes: int, grid: Grid | None) -> None:
@@ -118,7 +117,7 @@ def _permutation_table(heads: Sequence[Head], axes: int) -> Table:
     for number, head in enumerate(heads):
         cycles = " | ".join(" ".join(map(str, lengths)) for lengths in head.cycles)
         line = ["".join(_level(head.similarity(d)) for d in range(25))] if axes == 1 else []
-        table.add_row(str(number), cycles, " x ".join(map(short, head.order)), *line)
+        table.add_row(str(number), cycles, " x ".join(map(format_count, head.order)), *line)
     return table
 
 
@@ -138,8 +137,8 @@ def _decay_table(heads: Sequence[Head], grid: Grid | None) -> Table:
 
 def _draw(found: Inspection, source: str, distance: int | None, grid: Grid | None, picture: Path) -> None:
     """Draw lines of all heads for text; for images a map of each head, or of each layer if layers differ."""
-    from permuteformer.folders import write_whole
-    from permuteformer.report.pictures import similarity_figure
+    from permuteformer.report.maps import similarity_figure
+    from permuteformer.storage import atomic_write
 
     if not found.layers:
         raise ValueError(f"{source} has neither permutation nor decay: there is nothing to draw, leave out --picture")
@@ -162,7 +161,7 @@ def _draw(found: Inspection, source: str, distance: int | None, grid: Grid | Non
             panels[f"{prefix}similarity{', with decay' if has_both else ''}"] = [[h.similarity(d) for d in distances] for h in layers.heads]
             if has_both:
                 panels[f"{prefix}decay alone, {_formula(heads[0])}"] = [[head.decay(d) for d in distances] for head in layers.heads]
-    write_whole(picture, similarity_figure(f"{Path(source).name}: positions", list(distances), panels, names).png)
+    atomic_write(picture, similarity_figure(f"{Path(source).name}: positions", list(distances), panels, names).png)
 
 
 def _map_distances(reach: int, grid: Grid) -> range:
@@ -199,24 +198,17 @@ def _level(share: float) -> str:
     return LEVELS[min(int(share * len(LEVELS)), len(LEVELS) - 1)]
 
 
-def convert(
-    source: Annotated[str, typer.Argument(help="Folder of a BERT or GPT-2 checkpoint, or its name on the hub.")],
-    output: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet, or be empty.")],
-    field: Annotated[list[str] | None, typer.Option(help="A configuration field, NAME=JSON: pooling='\"mean\"'. May be repeated.")] = None,
-) -> None:
-    """Start a PermuteFormer from BERT or GPT-2, taking over all weights that fit.
+def convert(source: str, output: Path, *, options: ModelOptions) -> None:
+    """Start a PermuteFormer from BERT or GPT-2, with all weights that fit.
 
-    The model is written to OUTPUT with a report of what was taken, what is new and what was dropped.
+    The model is written to OUTPUT with a report of what was copied, what is new and what was dropped.
+
+    Args:
+        source: folder of a BERT or GPT-2 checkpoint, or its name on the hub.
+        output: folder to write; it must not exist, or be empty.
     """
-    from huggingface_hub.errors import StrictDataclassError
-
     from permuteformer.models.convert import convert_checkpoint
 
-    try:
-        overrides = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in field or [])}
-    except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"a value must be JSON (numbers as they are, texts in double quotes): {error}") from None
-    with errors_in_words(StrictDataclassError):
-        report = convert_checkpoint(source, output, **overrides)
+    report = convert_checkpoint(source, output, **options)
     say(str(report))
     say(f"written to {output}")

@@ -1,4 +1,4 @@
-"""Commands that train, and evaluate what was trained."""
+"""Commands that train a model and evaluate it."""
 
 from __future__ import annotations
 
@@ -6,203 +6,126 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
-from rich.text import Text
 
-from permuteformer.cli.terminal import console, errors_in_words, say
-
-if TYPE_CHECKING:
-    from permuteformer.experiments.base import Experiment
-    from permuteformer.train.loop import How
-
-Data = Annotated[Path | None, typer.Option(help="Data folder; else PERMUTEFORMER_DATA, else the user's cache.")]
-Shard = Annotated[bool, typer.Option("--shard", help="Share out weights and optimiser over the processes of torchrun (FSDP).")]
-Spread = Annotated[int, typer.Option("--sequence-parallel", help="Spread every sequence over so many processes of torchrun.", min=1)]
-Track = Annotated[
-    list[str] | None, typer.Option(help="Where else metrics go: tensorboard (unless told, where it is installed), wandb, none. Repeatable.")
-]
-Workers = Annotated[int, typer.Option(help="Processes that make batches ahead.", min=0)]
-Minutes = Annotated[float, typer.Option(help="Save a checkpoint so often, besides at every validation.", min=0)]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no bar.")]
+from permuteformer.cli.console import console, progress_bar, say
+from permuteformer.cli.data import make_task
+from permuteformer.cli.options import ModelOptions, TaskOptions, TrainingOptions
+from permuteformer.experiments.experiment import Experiment, RunOptions
 
 
 def train(
-    task: Annotated[str, typer.Argument(help="A task; `permuteformer data list` shows them.")],
-    rest: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PATH] [--FIELD VALUE]...", help="Your file or folder, for own data; then any field."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A preset of `permuteformer models`; one that suits the task unless told.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Run folder; runs/TASK-MODEL-seedN unless told. A run there is gone on with.")] = None,
-    data: Data = None,
-    shard: Shard = False,
-    sequence_parallel: Spread = 1,
-    track: Track = None,
-    workers: Workers = 0,
-    checkpoint_minutes: Minutes = 10.0,
-    quiet: Quiet = False,
+    task: str,
+    path: str | None = None,
+    *,
+    model: str | None = None,
+    output: Path | None = None,
+    training: TrainingOptions,
+    task_options: TaskOptions,
+    model_fields: ModelOptions,
+    run: RunOptions,
 ) -> None:
-    """Train a model on a task. Any field may be set: --learning-rate 1e-3 --hidden-size 128 --epochs 3.
+    """Train a model on a task, such as `permuteformer train classify reviews.csv --epochs 3`.
 
-    Fields are settings of training (`permuteformer fields TASK` lists all), fields of the model's configuration, and options of the
-    task, in this order; --model.NAME and --task.NAME say which. On several processes: torchrun --nproc-per-node 8 -m permuteformer train ….
+    After an interruption the same command resumes, and ends with the same weights. On several processes:
+    torchrun --nproc-per-node 8 -m permuteformer train …
 
-    Killed or interrupted, the same command goes on where it was, and ends with the same weights.
+    Args:
+        task: a task; `permuteformer data list` shows them.
+        path: your file or folder, for classify, match, images and lm.
+        model: a preset; `permuteformer models` shows them. Default: PermuteFormer in the size for the task.
+        output: run folder; default: runs/TASK-MODEL-seedN. A run in it is resumed.
     """
-    from permuteformer.train.fields import experiment_from_words
-
-    with errors_in_words(*_errors()):
-        words = rest or []
-        given = {"path": words.pop(0)} if words and not words[0].startswith("--") else {}
-        experiment = experiment_from_words(task, model, words, given, None if data is None else str(data))
-        folder = output or Path("runs") / f"{task}-{experiment.model}-seed{experiment.seed}"
-        _run(experiment, folder, _how(data, shard, sequence_parallel, track, workers, checkpoint_minutes, quiet))
-
-
-def resume(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    data: Data = None,
-    shard: Shard = False,
-    sequence_parallel: Spread = 1,
-    track: Track = None,
-    workers: Workers = 0,
-    checkpoint_minutes: Minutes = 10.0,
-    quiet: Quiet = False,
-) -> None:
-    """Go on with a run that was interrupted, from its last good checkpoint."""
-    from permuteformer.experiments.base import Experiment
-    from permuteformer.train.run import read_run
-
-    with errors_in_words(*_errors()):
-        content = read_run(run)
-        how = _how(data, shard, sequence_parallel, track, workers, checkpoint_minutes, quiet)
-        _run(Experiment.from_json(content.get("experiment") or {}), run, how, content.get("cell"))
-
-
-def run_cell(
-    job: Annotated[Path, typer.Argument(help="File with the experiment, its cell and its folder, as JSON.")],
-    data: Data = None,
-) -> None:
-    """Run one cell of a table: what `permuteformer reproduce` starts, a process each, which saves and ends when standard input ends."""
-    from permuteformer.experiments.base import Experiment
-    from permuteformer.folders import json_of
-    from permuteformer.train.limits import limit_memory, when_parent_ends
-    from permuteformer.train.loop import How
-
-    with errors_in_words(*_errors()):
-        content = json_of(job)
-        if not isinstance(content, dict) or not {"experiment", "cell", "folder"} <= content.keys():
-            raise ValueError(f"{job} must be an object with experiment, cell and folder, as permuteformer reproduce writes it")
-        limit_memory(content.get("memory_bytes"))
-        when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
-        how = How(data=None if data is None else str(data), quiet=True)
-        _run(Experiment.from_json(content["experiment"]), Path(content["folder"]), how, content["cell"])
-
-
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    items: Annotated[int | None, typer.Option(help="Evaluate on so many items, drawn by chance; all unless told.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="Items at a time.", min=1)] = 32,
-    data: Data = None,
-) -> None:
-    """The metrics of a trained model on a split of its task."""
-    from rich.progress import Progress
-
-    from permuteformer.train.evaluate import evaluate as run_evaluation
-    from permuteformer.train.feed import chosen
-    from permuteformer.train.saved import load
-
-    with errors_in_words(*_errors()):
-        trained = load(run, None if data is None else str(data))
-        count = len(chosen(len(trained.same_task.dataset(split)), items))
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task(split, total=count)
-            metrics = run_evaluation(
-                trained.model,
-                trained.model.config,
-                trained.task,
-                split,
-                batch_size=batch_size,
-                items=items,
-                progress=lambda done: progress.advance(bar, done),
-            )
-        table = Table(title=f"{trained.task.name}, {split} split, {count:,} items", title_justify="left")
-        for column in ("metric", "value"):
-            table.add_column(column)
-        for name, value in metrics.items():
-            table.add_row(name, f"{value:.6g}")
-        console.print(table)
-        for note in trained.task.notes():
-            say(f"note: {note}", style="yellow")
-
-
-def fields(task: Annotated[str, typer.Argument(help="A task; `permuteformer data list` shows them.")]) -> None:
-    """All fields that `permuteformer train TASK` may set, with their values unless told."""
-    from permuteformer.train.fields import listing
-
-    with errors_in_words():
-        rows = listing(task)
-    for whose in dict.fromkeys(row[1] for row in rows):
-        table = Table(title=whose, title_justify="left")
-        table.add_column("field", no_wrap=True)
-        table.add_column("unless told", max_width=22, overflow="fold")
-        table.add_column("what")
-        for field, of, value, told in rows:
-            if of == whose:
-                table.add_row(field, Text(value), told)
-        console.print(table)
-
-
-def _how(
-    data: Path | None, shard: bool, sequence_parallel: int, track: list[str] | None, workers: int, checkpoint_minutes: float, quiet: bool
-) -> How:
-    from permuteformer.train.loop import How
-    from permuteformer.train.start import usual_trackers
-
-    return How(
-        data=None if data is None else str(data),
-        shard=shard,
-        sequence_parallel=sequence_parallel,
-        track=usual_trackers() if track is None else tuple(name for name in track if name != "none"),
-        workers=workers,
-        checkpoint_minutes=checkpoint_minutes,
-        quiet=quiet,
+    recipe = make_task("train", task, path, run.data, task_options).training_recipe()
+    settings = {**recipe.settings, **training}
+    if {"steps", "epochs"} & training.keys():
+        settings |= {name: training.get(name) for name in ("steps", "epochs")}
+    experiment = Experiment(
+        task=task,
+        model=model or f"permuteformer-{recipe.preset}",
+        task_options={**task_options, **({} if path is None else {"path": path})},
+        model_fields={**recipe.model, **model_fields},
+        **settings,
     )
+    _run(experiment, output or Path("runs") / f"{task}-{experiment.model}-seed{experiment.seed}", run)
 
 
-def _run(experiment: Experiment, folder: Path, how: How, cell: Mapping[str, Any] | None = None) -> None:
-    from permuteformer.bench.apart import ran_out_of_memory
+def resume(folder: Path, *, run: RunOptions) -> None:
+    """Resume an interrupted run from its latest checkpoint.
+
+    Args:
+        folder: run folder.
+    """
+    from permuteformer.train.run_folder import read_run
+
+    content = read_run(folder)
+    _run(Experiment.from_json(content.get("experiment") or {}), folder, run, content.get("cell"))
+
+
+def run_cell(job: Path, *, data: str | None = None) -> None:
+    """Run one cell of a table; `permuteformer reproduce` starts it. It saves and ends when standard input closes.
+
+    Args:
+        job: JSON file with the experiment, its cell and its folder.
+        data: data folder.
+    """
+    from permuteformer.machine import limit_memory, when_parent_ends
+    from permuteformer.storage import read_json
+
+    content = read_json(job)
+    if not isinstance(content, dict) or not {"experiment", "cell", "folder"} <= content.keys():
+        raise ValueError(f"{job} must be an object with experiment, cell and folder, as permuteformer reproduce writes it")
+    limit_memory(content.get("memory_bytes"))
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    run = RunOptions(data=data, quiet=True)
+    _run(Experiment.from_json(content["experiment"]), Path(content["folder"]), run, content["cell"])
+
+
+def evaluate(folder: Path, *, split: str = "test", items: int | None = None, batch_size: int = 32, data: str | None = None) -> None:
+    """Print the metrics of a trained model on a split of its task.
+
+    Args:
+        folder: run folder.
+        split: train, validation or test.
+        items: evaluate on this many items, drawn at random; default: all.
+        batch_size: items at a time.
+        data: data folder; default: PERMUTEFORMER_DATA, else the user's cache.
+    """
+    from permuteformer.ops.checks import check_integer
+    from permuteformer.tasks.store import sample_numbers
+    from permuteformer.train.step import evaluate as run_evaluation
+    from permuteformer.train.trained_model import load
+
+    check_integer(batch_size=batch_size, **({} if items is None else {"items": items}))
+    trained = load(folder, data)
+    task = trained.task
+    count = len(sample_numbers(len(task.items(split)), items))
+    with progress_bar(split, count) as advance:
+        metrics = run_evaluation(trained.model, task, split, batch_size=batch_size, items=items, progress=advance)
+    table = Table("metric", "value", title=f"{task.name}, {split} split, {count:,} items", title_justify="left")
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.6g}")
+    console.print(table)
+    for remark in task.notes():
+        say(f"note: {remark}", style="yellow")
+
+
+def _run(experiment: Experiment, folder: Path, options: RunOptions, cell: Mapping[str, Any] | None = None) -> None:
     from permuteformer.experiments.layout import RESULT
-    from permuteformer.folders import read_json
-    from permuteformer.train.loop import train as run
+    from permuteformer.storage import read_own_json
+    from permuteformer.train.loop import train
 
-    was_finished = read_json(folder / RESULT).get("status") == "finished"
-    try:
-        result = run(experiment, folder, how, cell)
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out_of_memory(f"{type(error).__name__}: {error}"):
-            raise
-        first = (str(error).strip().splitlines() or ["not enough memory"])[0]
-        raise MemoryError(f"{first} (a smaller --micro-batch-size needs less, for the same result; checkpoints stay)") from None
+    was_finished = read_own_json(folder / RESULT).get("status") == "finished"
+    result = train(experiment, folder, options, cell)
     if int(os.environ.get("RANK", 0)):
         return
     if result["status"] == "interrupted":
-        say(f"stopped after step {result['step']:,}; go on with: permuteformer resume {folder}")
-        raise typer.Exit(128 + result["signal"])
+        say(f"stopped after step {result['step']:,}; continue with: permuteformer resume {folder}")
+        raise SystemExit(128 + result["signal"])
     if was_finished:
-        say(f"{folder} was finished before, and nothing was run: to train anew, choose another folder with --output, or delete this one")
-    if not how.quiet:
+        say(f"{folder} was already finished: to train again, use another folder with --output, or delete this one")
+    if not options.quiet:
         say(f"{result['metric']} on the test split: {result['value']:.4f} (best validation at step {result['best_step']:,})")
-        say(f"run folder: {folder}; the model: {folder / 'model'}")
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    from huggingface_hub.errors import StrictDataclassError
-
-    from permuteformer.train.finite import NotFinite
-
-    return StrictDataclassError, NotFinite, MemoryError
+        say(f"run folder: {folder}; model: {folder / 'model'}")

@@ -1,10 +1,11 @@
-"""What the core costs, and how far its permutations reach. Each part prints a table and writes JSON lines.
+"""Memory, import time and permutation orders of the library. Each part prints rows and writes JSON lines.
 
-    python benchmarks/core.py memory    peak extra memory of forward + backward at 65,536 tokens
+    python benchmarks/core.py memory    peak extra memory of forward + backward of attention at 65,536 tokens
+    python benchmarks/core.py long      memory and time of an encoder at 131,072 tokens: one training step, and encoding in blocks
     python benchmarks/core.py imports   importing the package and its layer against importing torch
-    python benchmarks/core.py orders    orders of random permutations, and what the heads of a model tell apart together
+    python benchmarks/core.py orders    orders of random permutations, and the distances that all heads distinguish together
 
-Results go to results/core/PART.jsonl. What ops take is what `permuteformer bench ops` measures.
+Results go to results/core/PART.jsonl, those of ``long`` to results/models. ``permuteformer bench ops`` measures the time of attention.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
-import resource
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
+from permuteformer import PermuteFormerConfig, PermuteFormerModel
+from permuteformer.machine import environment, peak_memory, resident_memory
+from permuteformer.models.streaming import encode_in_blocks
 from permuteformer.ops.feature_map import relu_eps
 from permuteformer.ops.linear import linear_attention
 from permuteformer.ops.permutation import decompose, max_order_cycle_lengths, order, random_permutation
@@ -36,54 +36,84 @@ from permuteformer.positions.permute import Permute
 Row = dict[str, Any]
 
 HEADS, VALUES = 8, 64
-LENGTH = 65_536
-CELLS = {
-    "bidirectional": (1, LENGTH, 256),
-    "causal with decay": (1, LENGTH, 64),
-    "two-sided decay": (1, LENGTH, 64),
-    "bidirectional, batch 8": (8, LENGTH // 8, 256),
-    "causal with decay, batch 8": (8, LENGTH // 8, 256),
-    "two-sided decay, batch 8": (8, LENGTH // 8, 256),
+SHAPES = {
+    "bidirectional": (1, 65_536, 256),
+    "causal with decay": (1, 65_536, 64),
+    "two-sided decay": (1, 65_536, 64),
+    "bidirectional, batch 8": (8, 8192, 256),
+    "causal with decay, batch 8": (8, 8192, 256),
+    "two-sided decay, batch 8": (8, 8192, 256),
 }
-"""What memory is measured for: the kind, and its batch, length and features a head (LRA text's 256, the language model's 64)."""
+"""Batch, length and features per head of each kind: 256 for LRA text, 64 for the language model."""
+
+PRESET, LENGTH = "permuteformer-retrieval", 131_072
 
 
 def memory() -> list[Row]:
-    """A process for each cell, because a process's peak never goes down again."""
-    rows = []
-    for kind in track(CELLS, description="memory", transient=True):
-        command = [sys.executable, __file__, "memory-cell", "--kind", kind]
-        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    return rows
+    """Return the memory of attention for each shape."""
+    return [_in_new_process(_memory_of, kind) for kind in SHAPES]
 
 
-def memory_cell(kind: str) -> Row:
-    """Peak extra bytes of one forward + backward, against the bytes of q, k, v, output and their gradients."""
-    batch, length, features = CELLS[kind]
-    arguments = _arguments(kind, features)
-    _forward_backward(*_tensors(1, 256, features), arguments)  # loads what is loaded once
+def _memory_of(kind: str) -> Row:
+    """Return the peak extra bytes of forward + backward, and the bytes of q, k, v, output and their gradients."""
+    batch, length, features = SHAPES[kind]
+    _forward_backward(kind, *_tensors(1, 256, features))  # allocates what is allocated once
     q, k, v = _tensors(batch, length, features)
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    out = _forward_backward(q, k, v, arguments)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    before = resident_memory() or 0
+    out = _forward_backward(kind, q, k, v)
+    extra = peak_memory(torch.device("cpu")) - before
     tensors = 2 * sum(x.nbytes for x in (q, k, v, out))
-    return {
-        "kind": kind,
-        "batch": batch,
-        "length": length,
-        "heads": HEADS,
-        "features": features,
-        "values": VALUES,
-        "tensor_bytes": tensors,
-        "extra_bytes": peak - before,
-        "ratio": (peak - before) / tensors,
-    }
+    shape = {"kind": kind, "batch": batch, "length": length, "heads": HEADS, "features": features, "values": VALUES}
+    return {**shape, "tensor_bytes": tensors, "extra_bytes": extra, "ratio": extra / tensors}
+
+
+def _tensors(batch: int, length: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k, v in the layout of projections: ``b l h d`` seen as ``b h l d``."""
+    q, k, v = (torch.randn(batch, length, HEADS, size).transpose(1, 2).requires_grad_() for size in (features, features, VALUES))
+    return q, k, v
+
+
+def _forward_backward(kind: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    causal, two_sided = kind.startswith("causal"), kind.startswith("two-sided")
+    log_decay = Decay(HEADS).log_decay() if causal or two_sided else None
+    transform = Permute(HEADS, q.shape[-1])
+    out, _ = linear_attention(q, k, v, feature_map=relu_eps, transform=transform, causal=causal, log_decay=log_decay, two_sided=two_sided)
+    out.backward(torch.ones_like(out))
+    return out
+
+
+def long() -> list[Row]:
+    """Return memory and time of an encoder for each kind of call."""
+    return [_in_new_process(_long_call, kind) for kind in ("forward + backward", "forward", "encode in blocks")]
+
+
+def _long_call(kind: str) -> Row:
+    torch.manual_seed(0)
+    model = PermuteFormerModel(PermuteFormerConfig.preset(PRESET, hidden_dropout=0.0)).eval()
+    ids = torch.randint(3, 259, (1, LENGTH))
+    begin = time.perf_counter()
+    if kind == "forward + backward":
+        model(ids).last_hidden_state.square().mean().backward()
+        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+    else:
+        with torch.no_grad():
+            hidden = model(ids).last_hidden_state if kind == "forward" else encode_in_blocks(model, ids)
+        assert bool(hidden.isfinite().all())
+    seconds = time.perf_counter() - begin
+    return {"preset": PRESET, "length": LENGTH, "kind": kind, "peak_bytes": peak_memory(torch.device("cpu")), "seconds": seconds}
+
+
+def _in_new_process(function: Any, kind: str) -> Row:
+    """Call a function in a new process, because the peak memory of a process never falls."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        row: Row = pool.apply(function, (kind,))
+    return row
 
 
 def orders() -> list[Row]:
-    """Orders of 5,000 random permutations of each size, and the least common multiple over the heads of a model."""
-    rows: list[Row] = []
-    for size in track((16, 32, 64, 128, 256), description="orders", transient=True):
+    """Return orders of 5,000 random permutations of each size, and the least common multiple over the heads of a model."""
+    rows = []
+    for size in (16, 32, 64, 128, 256):
         found = order(decompose(random_permutation(5000, size, torch.Generator().manual_seed(0))))
         row: Row = {"features": size, "mean": statistics.mean(found), "median": statistics.median(found), "smallest": min(found)}
         for heads in (8, 12, 16):
@@ -94,94 +124,37 @@ def orders() -> list[Row]:
 
 
 def imports() -> list[Row]:
-    """Seconds to import in a fresh interpreter, best of nine, taken in turns."""
+    """Return seconds to import in a new interpreter: the best of nine, alternating."""
     statements = {
         "torch": "import torch",
         "permuteformer": "import torch, permuteformer",
         "PermuteFormerAttention": "from permuteformer import PermuteFormerAttention",
     }
-    times: dict[str, list[float]] = {name: [] for name in statements}
-    for _ in track(range(9), description="imports", transient=True):
+    best = dict.fromkeys(statements, math.inf)
+    for _ in range(9):
         for name, statement in statements.items():
             begin = time.perf_counter()
             subprocess.run([sys.executable, "-c", statement], check=True)
-            times[name].append(time.perf_counter() - begin)
-    best = {name: min(found) for name, found in times.items()}
+            best[name] = min(best[name], time.perf_counter() - begin)
     return [{"import": name, "seconds": seconds, "ratio_to_torch": seconds / best["torch"]} for name, seconds in best.items()]
 
 
-PARTS = {"memory": memory, "imports": imports, "orders": orders}
-
-
-def _tensors(batch: int, length: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v as projections give them: ``b l h d`` seen as ``b h l d``."""
-    q, k, v = (torch.randn(batch, length, HEADS, size).transpose(1, 2).requires_grad_() for size in (features, features, VALUES))
-    return q, k, v
-
-
-def _arguments(kind: str, features: int) -> dict[str, Any]:
-    log_decay = None if kind.startswith("bidirectional") else Decay(HEADS).log_decay()
-    causal = kind.startswith("causal")
-    return {
-        "feature_map": relu_eps,
-        "transform": Permute(HEADS, features),
-        "causal": causal,
-        "log_decay": log_decay,
-        "two_sided": log_decay is not None and not causal,
-    }
-
-
-def _forward_backward(q: Tensor, k: Tensor, v: Tensor, arguments: dict[str, Any]) -> Tensor:
-    out = linear_attention(q, k, v, **arguments)[0]
-    out.backward(torch.ones_like(out))
-    return out
-
-
-def _table(rows: list[Row]) -> Table:
-    """The fields in which rows differ; what they have in common stands under the table. Few rows stand side by side."""
-    common = [field for field in rows[0] if all(row[field] == rows[0][field] for row in rows)]
-    fields = [field for field in rows[0] if field not in common]
-    caption = ", ".join(f"{field} {_short(rows[0][field])}" for field in common) or None
-    if len(rows) < len(fields):
-        table = Table(show_header=False, caption=caption)
-        for field in fields:
-            table.add_row(field, *(_short(row[field]) for row in rows))
-    else:
-        table = Table(*fields, caption=caption)
-        for row in rows:
-            table.add_row(*(_short(row[field]) for field in fields))
-    return table
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) and value < 1e7 else f"{value:.3g}"
+PARTS = {"memory": memory, "long": long, "imports": imports, "orders": orders}
 
 
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=[*PARTS, "memory-cell"])
-    parser.add_argument("--kind", choices=CELLS, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, default=Path("results/core"), help="folder of the JSON lines (default: %(default)s)")
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the results (default: %(default)s)")
     arguments = parser.parse_args()
-    if arguments.part == "memory-cell":
-        print(json.dumps(memory_cell(arguments.kind)))
-        return
     rows = PARTS[arguments.part]()
-    setting = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-    }
-    Console().print(_table(rows))
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    path = arguments.output / f"{arguments.part}.jsonl"
-    command = f"python benchmarks/core.py {arguments.part}"
-    path.write_text("".join(json.dumps({**row, "command": command, **setting}) + "\n" for row in rows))
-    Console().print(f"written to {path}")
+    for row in rows:
+        print(row)
+    path = arguments.output / ("models" if arguments.part == "long" else "core") / f"{arguments.part}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made_by = {"command": f"python benchmarks/core.py {arguments.part}", "environment": environment()}
+    path.write_text("".join(json.dumps({**row, **made_by}) + "\n" for row in rows))
 
 
 if __name__ == "__main__":

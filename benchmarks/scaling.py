@@ -1,174 +1,135 @@
-"""Predict the cost of sharding rows across GPUs. Nothing is run: this is arithmetic, and its assumptions are the constants below.
+"""Predict the cost of sharding sequences across GPUs. Nothing is run: the assumptions are the constants below.
 
-    python benchmarks/scaling.py predict    the tables of docs/scaling.md
+    python benchmarks/scaling.py    prints the predictions
 
-FLOP and bytes are those of the code, and tests compare them with what it counts; seconds rest on ``MACHINE``.
+Tests compare operations, weights and bytes with what the code does. Seconds depend on the constants of the machine, none of which was
+measured here.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass
 
+LAYERS, HIDDEN, HEADS, FEATURES, VALUES, FEED_FORWARD, VOCABULARY = 6, 512, 8, 64, 64, 1024, 259
+"""``permuteformer-lm`` on bytes."""
+BLOCK = 128
+"""Tokens whose pairs are formed: ``ops.torch_backend`` chooses it."""
 
-@dataclass(frozen=True)
-class Model:
-    """``permuteformer-lm`` on bytes: the numbers of its preset."""
+PEAK_FLOPS = 312e12
+"""Per second and GPU: products in bfloat16 of an A100."""
+UTILISATION = 0.3
+"""The share of the peak that training reaches."""
+LINK = 25e9
+"""Bytes per second between GPUs of different machines: 200 Gbit/s. Links within a machine are faster."""
+LATENCY = 20e-6
+"""Seconds from the start of a message to its first byte."""
+MEMORY = 80e9
+"""Bytes per GPU."""
 
-    layers: int = 6
-    hidden: int = 512
-    heads: int = 8
-    features: int = 64
-    values: int = 64
-    feed_forward: int = 1024
-    vocabulary: int = 259
-    block: int = 128
-    """Tokens whose pairs are formed: ``ops.torch_backend`` chooses it."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A GPU among others. None of these numbers was measured here."""
-
-    flops: float = 312e12
-    """A second at most: bfloat16 products of an A100."""
-    utilisation: float = 0.3
-    """The share of it that training reaches."""
-    link: float = 25e9
-    """Bytes a second from one GPU to one of another machine: 200 Gbit/s. Within a machine it is faster, which is left out."""
-    latency: float = 20e-6
-    """Seconds from the start of a message to its first byte."""
-    memory: float = 80e9
-
-
-MODEL, MACHINE = Model(), Machine()
 LENGTHS = {"1 M": 2**20, "16 M": 2**24, "128 M": 2**27, "1 B": 2**30}
 GPUS = (8, 64, 512, 4096)
 NUMBER = 4
-"""Bytes of a number of a state, and of an activation: float32."""
+"""Bytes of a number in a state or an activation: float32."""
+
+STATE_BYTES = NUMBER * HEADS * FEATURES * (VALUES + 1)
+"""Bytes that a process sends per layer and sequence."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Multiplications and additions of matrix products a token, forwards."""
+    """Multiplications and additions of the matrix products of a causal layer, per token of a forward pass."""
 
-    projections: int
+    projections: int = 4 * HIDDEN * HEADS * (FEATURES + VALUES)
     """Query, key, value, output."""
-    feed_forward: int
-    attention: int
-    """Reading the carry, writing into it, and the pairs within a block."""
-    care: int
+    feed_forward: int = 4 * HIDDEN * FEED_FORWARD
+    attention: int = 4 * HEADS * FEATURES * (VALUES + 1) + 2 * BLOCK * HEADS * (FEATURES + VALUES)
+    """Reading the state, writing into it, and the pairs within a block."""
+    care: int = 2 * BLOCK * HEADS * VALUES
     """Finding values that are not finite, so that a weight of zero hides them: a product on a GPU; a CPU looks first."""
-    sharding: int
-    """The keys summed up once more, to be sent before the pass begins."""
+    sharding: int = 2 * HEADS * FEATURES * (VALUES + 1)
+    """The sum over keys that is sent before the pass begins."""
 
     @property
     def forward(self) -> int:
-        """All of them."""
         return self.projections + self.feed_forward + self.attention + self.care + self.sharding
 
     @property
     def training(self) -> int:
-        """Forwards and backwards. A product has two more in the backward pass; attention runs its blocks again besides."""
+        """A product has two gradients; the backward pass of attention also runs its blocks again."""
         return 3 * (self.projections + self.feed_forward) + 4 * (self.attention + self.sharding) + 2 * self.care
 
 
-def layer_flops(model: Model = MODEL) -> Flops:
-    """Of a causal layer."""
-    features, values, carry = model.heads * model.features, model.heads * model.values, model.heads * model.features * (model.values + 1)
-    return Flops(
-        projections=2 * model.hidden * (2 * features + 2 * values),
-        feed_forward=4 * model.hidden * model.feed_forward,
-        attention=4 * carry + 2 * model.block * (features + values),
-        care=2 * model.block * values,
-        sharding=2 * carry,
-    )
+FLOPS = Flops()
+STEP_FLOPS = LAYERS * (FLOPS.training + FLOPS.forward) + 3 * 2 * HIDDEN * VOCABULARY
+"""Of a training step, per token: all layers, with a second forward pass for gradient checkpointing, and the output over the vocabulary."""
 
 
-def step_flops(model: Model = MODEL) -> int:
-    """Of a training step, a token: all layers, forwards twice for gradient checkpointing, and the output over the vocabulary."""
-    layer = layer_flops(model)
-    return model.layers * (layer.training + layer.forward) + 3 * 2 * model.hidden * model.vocabulary
-
-
-def parameters(model: Model = MODEL) -> int:
-    """Weights and biases; the output is the embedding."""
-    features, values = model.heads * model.features, model.heads * model.values
-    projections = (model.hidden + 1) * (2 * features + values) + (values + 1) * model.hidden
-    feed_forward = (model.hidden + 1) * model.feed_forward + (model.feed_forward + 1) * model.hidden
-    norm = 2 * model.hidden
-    return model.layers * (projections + feed_forward + 2 * norm) + norm + model.vocabulary * model.hidden
-
-
-def state_bytes(model: Model = MODEL) -> int:
-    """What one process hands over at a time, of one layer and one row."""
-    return NUMBER * model.heads * model.features * (model.values + 1)
+def parameters() -> int:
+    """Return the number of weights and biases; the output shares the weights of the embedding."""
+    features, values = HEADS * FEATURES, HEADS * VALUES
+    projections = (HIDDEN + 1) * (2 * features + values) + (values + 1) * HIDDEN
+    feed_forward = (HIDDEN + 1) * FEED_FORWARD + (FEED_FORWARD + 1) * HIDDEN
+    norm = 2 * HIDDEN
+    return LAYERS * (projections + feed_forward + 2 * norm) + norm + VOCABULARY * HIDDEN
 
 
 def rounds(gpus: int) -> int:
-    """Turns of the scan over processes: to the neighbour, and then to those 1, 2, 4, … further on."""
+    """Return the rounds of the scan over processes: to the next process, and then to those 1, 2, 4, … further away."""
     return 0 if gpus == 1 else 1 + math.ceil(math.log2(max(gpus - 1, 1)))
 
 
 @dataclass(frozen=True)
 class Step:
-    """A training step of one row, as predicted."""
+    """Predictions for a training step on one sequence of ``tokens``, sharded over GPUs, with gradient checkpointing."""
 
-    computing: float
-    """Seconds."""
-    communicating: float
-    """Seconds: states, counts, and the gradients of the weights; nothing of it is hidden behind computing."""
-    sent: int
-    """Bytes that a GPU hands over for states."""
-    memory: float
-    """Bytes of a GPU, with gradient checkpointing."""
+    tokens: int
+    gpus: int
+
+    @property
+    def scans(self) -> int:
+        """Messages with a state: forward, forward again and backward."""
+        return 3 * LAYERS * rounds(self.gpus)
+
+    @property
+    def communicating(self) -> float:
+        """Seconds for states, counts, and the gradients of the weights. None of it overlaps with computation."""
+        turns = math.ceil(math.log2(self.gpus))
+        states = self.scans * (LATENCY + STATE_BYTES / LINK)
+        counts = (2 * LAYERS + 1) * turns * LATENCY
+        gradients = 2 * turns * LATENCY + 2 * (self.gpus - 1) / self.gpus * NUMBER * parameters() / LINK
+        return states + counts + gradients
 
     @property
     def seconds(self) -> float:
-        return self.computing + self.communicating
+        return math.ceil(self.tokens / self.gpus) * STEP_FLOPS / (PEAK_FLOPS * UTILISATION) + self.communicating
 
-
-def step(tokens: int, gpus: int, model: Model = MODEL, machine: Machine = MACHINE) -> Step:
-    """One row of so many tokens, spread over so many GPUs."""
-    own = math.ceil(tokens / gpus)
-    scans = 3 * model.layers * rounds(gpus)  # forwards, forwards again, backwards
-    turns = math.ceil(math.log2(gpus)) if gpus > 1 else 0
-    states = scans * (machine.latency + state_bytes(model) / machine.link)
-    counts = (2 * model.layers + 1) * turns * machine.latency
-    gradients = 2 * turns * machine.latency + 2 * (gpus - 1) / gpus * NUMBER * parameters(model) / machine.link
-    kept = model.layers * model.hidden + 4 * model.hidden + 2 * model.heads * (model.features + model.values) + 2 * model.feed_forward
-    memory = NUMBER * (own * (kept + 3 * model.vocabulary) + 4 * parameters(model))
-    computing = own * step_flops(model) / (machine.flops * machine.utilisation)
-    return Step(computing, states + counts + gradients, scans * state_bytes(model), memory)
+    @property
+    def memory(self) -> float:
+        """Bytes per GPU."""
+        kept = LAYERS * HIDDEN + 4 * HIDDEN + 2 * HEADS * (FEATURES + VALUES) + 2 * FEED_FORWARD
+        return NUMBER * (math.ceil(self.tokens / self.gpus) * (kept + 3 * VOCABULARY) + 4 * parameters())
 
 
 def seconds_table() -> str:
-    """Seconds a step, and the share that communicating takes of it."""
-    lines = ["| tokens of a row | " + " | ".join(f"{gpus:,} GPUs" for gpus in GPUS) + " |", "|---" * (len(GPUS) + 1) + "|"]
+    """Return seconds per step, and the share of communication."""
+    lines = ["| tokens of a sequence | " + " | ".join(f"{gpus:,} GPUs" for gpus in GPUS) + " |", "|---" * (len(GPUS) + 1) + "|"]
     for name, tokens in LENGTHS.items():
-        found = [step(tokens, gpus) for gpus in GPUS]
-        cells = [f"{s.seconds:.2g} s, {s.communicating / s.seconds:.1%}" if s.memory <= MACHINE.memory else "memory" for s in found]
+        steps = [Step(tokens, gpus) for gpus in GPUS]
+        cells = [f"{step.seconds:.2g} s, {step.communicating / step.seconds:.1%}" if step.memory <= MEMORY else "memory" for step in steps]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def communication_table() -> str:
-    """What is sent for states, whatever the length."""
-    lines = ["| GPUs | turns of a scan | bytes a GPU sends in a step, at most | seconds of all communication |", "|---|---|---|---|"]
+    """Return what a GPU sends, which does not depend on the length."""
+    lines = ["| GPUs | rounds of a scan | bytes a GPU sends in a step, at most | seconds of all communication |", "|---|---|---|---|"]
     for gpus in GPUS:
-        found = step(2**20, gpus)
-        lines.append(f"| {gpus:,} | {rounds(gpus)} | {found.sent / 1e6:.1f} MB | {found.communicating * 1e3:.1f} ms |")
+        step = Step(2**20, gpus)
+        megabytes = step.scans * STATE_BYTES / 1e6
+        lines.append(f"| {gpus:,} | {rounds(gpus)} | {megabytes:.1f} MB | {step.communicating * 1e3:.1f} ms |")
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["predict"])
-    parser.parse_args()
-    print(f"{seconds_table()}\n\n{communication_table()}")
-
-
 if __name__ == "__main__":
-    main()
+    print(f"{seconds_table()}\n\n{communication_table()}")

@@ -1,10 +1,10 @@
-"""Where the time of whole models goes, and the least they could take: the matrix products alone, at this machine's rate.
+"""Shares of the time of whole models, and a lower bound: the matrix products alone, at this machine's peak of matrix products.
 
-    python benchmarks/shares.py --output results/bench
+    python benchmarks/shares.py    writes results/bench/shares.jsonl
 
-Times are best ones, of ours, the formula and the matrix product in turns. Products are those of our model's forward pass, counted as
-PyTorch does them one by one, and for training those of their two gradients; what the kernel finds again for the backward pass is not
-among them. What is not spent in calls of the kernel is Python's, torch's operators', and in training the optimizer's.
+Times are the best of our model, the formula and the matrix product, which alternate. The products are those of the forward pass of our
+model, counted by PyTorch, and in training those of the gradients; what the kernel computes again for the backward pass does not count. Time
+outside the CPU kernel is spent by Python, PyTorch's operators and, in training, the optimizer.
 """
 
 from __future__ import annotations
@@ -20,102 +20,93 @@ from unittest import mock
 from torch.utils.flop_counter import FlopCounterMode
 
 from permuteformer.bench import sweeps
-from permuteformer.bench.steps import work
-from permuteformer.bench.subjects import Subject, make
-from permuteformer.experiments.lra import LENGTHS
-from permuteformer.folders import write_whole
+from permuteformer.bench.subjects import TRAINING_WORK, Subject, make, make_op
+from permuteformer.machine import environment
 from permuteformer.ops import linear, native_backend
-from permuteformer.train.environment import environment
+from permuteformer.presets import TASK_MODELS
 
-OURS = "permuteformer"
 TASKS = ("retrieval", "image", "pathfinder")
 TURNS = {"training": 8, "inference": 60}
 STEPS = 20
 
 
 def main() -> None:
-    """Measure all, a line each."""
+    """Measure training and inference of each task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("results/bench"), help="folder of shares.jsonl")
+    parser.add_argument("--output", type=Path, default=Path("results/bench"), help="folder of shares.jsonl (default: %(default)s)")
     output = parser.parse_args().output
     lines = []
     for task in TASKS:
-        for kind in ("training", "inference"):
-            lines.append(measure(task, kind))
-            print(json.dumps({name: value for name, value in lines[-1].items() if name != "environment"}))
+        for kind in TURNS:
+            line = measure(task, kind)
+            print(line)
+            lines.append({**line, "command": "python benchmarks/shares.py", "environment": environment()})
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / "shares.jsonl", "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines).encode())
+    (output / "shares.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def measure(task: str, kind: str) -> dict[str, Any]:
-    """One task: how long a step is, what it is made of, and what its products would take."""
-    batch = sweeps.BATCHES[task] if kind == "training" else 1
-    subjects = {row: _subject(row, task, kind, batch) for row in (OURS, sweeps.FORMULA)}
-    subjects["matmul"] = make("op", {"method": "matmul"}, "cpu")
+    """Return the time of a step, the kernel's share of it, and the time of its matrix products alone."""
+    batch_size = sweeps.BATCHES[task] if kind == "training" else 1
+    ours = subject(sweeps.OURS, task, kind, batch_size)
+    subjects = {sweeps.OURS: ours, sweeps.FORMULA: subject(sweeps.FORMULA, task, kind, batch_size), sweeps.MATMUL: make_op("cpu", "matmul")}
     best = dict.fromkeys(subjects, float("inf"))
     for _ in range(TURNS[kind]):
-        for row, subject in subjects.items():
-            best[row] = min(best[row], _seconds(subject))
-    flops, rate = work(kind, products(task, batch)), (subjects["matmul"].flops or 0) / best["matmul"]
+        for row, one in subjects.items():
+            one.step()  # the memory of another case is in the cache
+            begin = time.perf_counter()
+            one.step()
+            best[row] = min(best[row], time.perf_counter() - begin)
+    flops = product_flops(task, batch_size) * (TRAINING_WORK if kind == "training" else 1)
+    flops_per_second = (subjects[sweeps.MATMUL].flops or 0) / best[sweeps.MATMUL]
     return {
         "task": task,
         "kind": kind,
-        "seconds": best[OURS],
+        "seconds": best[sweeps.OURS],
         "formula_seconds": best[sweeps.FORMULA],
-        "kernel_share": in_kernel(subjects[OURS]),
+        "kernel_share": kernel_share(ours),
         "product_flops": flops,
-        "flops_per_second": rate,
-        "product_seconds": flops / rate,
-        "environment": {**environment(), "command": ["python", "benchmarks/shares.py"]},
+        "flops_per_second": flops_per_second,
+        "product_seconds": flops / flops_per_second,
     }
 
 
-def products(task: str, batch: int) -> float:
-    """Multiplications and additions of the matrix products of a forward pass, counted as PyTorch does them one by one."""
-    linear.DEFAULT_BACKEND = "torch"
-    try:
-        subject = _subject(OURS, task, "inference", batch)
-        with FlopCounterMode(display=False) as counter:
-            subject.step()
-    finally:
-        linear.DEFAULT_BACKEND = "auto"
-    return float(counter.get_total_flops())
+def subject(row: str, task: str, kind: str, batch_size: int) -> Subject:
+    """Return a row's call on a task, at the paper's length."""
+    case = sweeps.model(row, task, kind, TASK_MODELS[task].length, batch_size)
+    return make(case.subject, case.options, "cpu")
 
 
-def in_kernel(subject: Subject) -> float:
-    """The share of a step's time that is spent in calls of the CPU kernel: of the quickest of several steps."""
+def product_flops(task: str, batch_size: int) -> int:
+    """Return the multiplications and additions of the matrix products of a forward pass."""
+    ours = subject(sweeps.OURS, task, "inference", batch_size)
+    with mock.patch.object(linear, "DEFAULT_BACKEND", "torch"), FlopCounterMode(display=False) as counter:  # the kernel's are not counted
+        ours.step()
+    return int(counter.get_total_flops())
+
+
+def kernel_share(subject: Subject) -> float:
+    """Return the share of a step's time that is spent in the CPU kernel, in the fastest of several steps."""
     inside = 0.0
 
     def timed(function: Callable[[Any], None]) -> Callable[[Any], None]:
         def call(struct: Any) -> None:
             nonlocal inside
-            began = time.perf_counter()
+            begin = time.perf_counter()
             function(struct)
-            inside += time.perf_counter() - began
+            inside += time.perf_counter() - begin
 
         return call
 
-    found = []
+    steps = []
     functions = native_backend.functions()
     with mock.patch.dict(functions, {name: timed(function) for name, function in functions.items()}):
         for _ in range(STEPS):
-            inside, began = 0.0, time.perf_counter()
+            inside, begin = 0.0, time.perf_counter()
             subject.step()
-            found.append((time.perf_counter() - began, inside))
-    seconds, of_it = min(found)
-    return of_it / seconds
-
-
-def _subject(row: str, task: str, kind: str, batch: int) -> Subject:
-    case = sweeps.model(row, task, kind, LENGTHS[task], batch)
-    return make(case.subject, dict(case.options), "cpu")
-
-
-def _seconds(subject: Subject) -> float:
-    subject.step()  # after another case its memory is cold
-    began = time.perf_counter()
-    subject.step()
-    return time.perf_counter() - began
+            steps.append((time.perf_counter() - begin, inside))
+    seconds, seconds_inside = min(steps)
+    return seconds_inside / seconds
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Times of the ops, to be compared with those of an earlier commit: a slowdown shows.
+"""Times of the ops, to compare with those of an earlier commit.
 
-    make bench                       times, kept in .benchmarks; compared with the last ones, where a fifth slower fails
-    pytest benchmarks/test_ops.py    times alone
+    make bench                       saves times in .benchmarks; fails if one is 20 % slower than the last time
+    pytest benchmarks/test_ops.py    prints times only
 
-What others take, side by side, is what ``permuteformer bench ops`` measures.
+``permuteformer bench ops`` compares with other implementations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from permuteformer.bench.subjects import op
+from permuteformer.bench.subjects import make_op
 from permuteformer.bench.sweeps import BIDIRECTIONAL, CAUSAL
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -27,5 +27,5 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("method", ["permuteformer", "performer", "permuteformer-torch"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_op(benchmark: Any, shape: str, method: str, gradients: bool) -> None:
-    """One call of attention."""
-    benchmark(op.make("cpu", method, **SHAPES[shape], gradients=gradients).step)
+    """Time one call of attention."""
+    benchmark(make_op("cpu", method, **SHAPES[shape], gradients=gradients).step)

@@ -1,1 +1,1 @@
-"""Measurements of time and memory."""
+"""Benchmarks of time and memory: each case runs in its own process, and cases that are compared alternate."""

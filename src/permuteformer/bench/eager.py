@@ -1,40 +1,27 @@
-"""The paper's formulas written down directly, as eager PyTorch: what the model costs where nothing is fused.
+"""The paper's formulas in eager PyTorch, for comparison: the cost of the model if nothing is fused.
 
-Features of all tokens are made and kept, powers of permutations stand in a table of every position, and a gather permutes. The
-model around it is that of the paper's Long-Range Arena experiments: BERT with the norms before the sublayers.
+All features are stored, powers of permutations come from a table of all positions, and a gather permutes. The model around attention is
+that of the paper's Long-Range Arena experiments: BERT with norms before the sublayers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from permuteformer.bench.items import prepare
-from permuteformer.bench.steps import subject_of
-from permuteformer.bench.subjects import Subject
 from permuteformer.models import PermuteFormerConfig
 from permuteformer.positions.permute import Permute
 
 EPSILON = 1e-3
-"""What the paper's feature map adds."""
-
-
-def make(device: str, **fields: Any) -> Subject:
-    """The formula's model with the sizes of a preset of ours, permuteformer or performer; fields are those of a ``Measurement``."""
-    prepared = prepare(fields, device)
-    if prepared.kind == "lm":
-        raise ValueError("the formula has no causal form: r^-j overflows. Give a task that classifies or matches")
-    positions = prepared.arguments.pop("position_ids", None)
-    positions = torch.arange(prepared.measurement.length).view(1, -1, 1) if positions is None else positions[:1].cpu()
-    return subject_of(EagerModel(prepared.config, prepared.kind, positions).to(device), prepared)
+"""Added by the paper's feature map."""
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, index: Tensor | None, key_mask: Tensor | None = None) -> Tensor:
-    """Equation 11, or equation 2 without an ``index``: ``b h l m``, ``b h l m``, ``b h l v`` to ``b h l v``."""
+    """Return equation 11, or equation 2 without an ``index``: ``b h l m``, ``b h l m``, ``b h l v`` to ``b h l v``."""
     if index is not None:
         q, k = q.gather(-1, index.expand(len(q), -1, -1, -1)), k.gather(-1, index.expand(len(k), -1, -1, -1))
     q, k = F.relu(q) + EPSILON, F.relu(k) + EPSILON
@@ -44,7 +31,7 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, index: Tensor | None, key_m
 
 
 class EagerLayer(nn.Module):
-    """Attention and feed-forward network, each with its norm before it."""
+    """Attention and feed-forward network, each with a norm before it."""
 
     def __init__(self, config: PermuteFormerConfig) -> None:
         super().__init__()
@@ -57,7 +44,7 @@ class EagerLayer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, x: Tensor, index: Tensor | None, key_mask: Tensor | None) -> Tensor:
-        """``b l d`` to the same."""
+        """Map ``b l d`` to ``b l d``."""
         normed = self.attention_norm(x)
         q, k, v = (f(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
         mixed = eager_attention(q, k, v, index, key_mask)
@@ -67,7 +54,7 @@ class EagerLayer(nn.Module):
 
 
 class EagerModel(nn.Module):
-    """Tokens to logits: embeddings, layers, a norm, a dense layer with tanh on the first token, and a head for one text or for two."""
+    """Embeddings, layers, a norm, a dense layer with tanh on the first token, and a head for one text or two."""
 
     def __init__(self, config: PermuteFormerConfig, kind: str, positions: Tensor) -> None:
         super().__init__()
@@ -77,14 +64,10 @@ class EagerModel(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(EagerLayer(config) for _ in range(config.num_hidden_layers))
         self.norm, self.pooler = nn.LayerNorm(width), nn.Linear(width, width)
-        pair = (
-            nn.Linear(2 * width, 4 * width),
-            nn.ReLU(),
-            nn.Linear(4 * width, 2 * width),
-            nn.ReLU(),
-            nn.Linear(2 * width, config.num_labels),
-        )
-        self.head = nn.Sequential(*pair) if kind == "match" else nn.Linear(width, config.num_labels)
+        sizes = (2 * width, 4 * width, 2 * width, config.num_labels)
+        first, second, third = (nn.Linear(*pair) for pair in pairwise(sizes))
+        pair_head = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
+        self.head = pair_head if kind == "match" else nn.Linear(width, config.num_labels)
         features = width // config.num_attention_heads * config.attention["feature_multiplier"]
         table = Permute(config.num_attention_heads, features, config.axes).tables(positions) if "permute" in names else None
         self.register_buffer("index", table)
@@ -97,7 +80,7 @@ class EagerModel(nn.Module):
         second_attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Logits, and the loss where labels are given."""
+        """Return logits, and the loss if labels are given."""
         pooled = self._pool(input_ids, attention_mask)
         if second_input_ids is not None:
             pooled = torch.cat([pooled, self._pool(second_input_ids, second_attention_mask)], dim=-1)

@@ -1,1 +1,1 @@
-"""A page for experiments, served to this machine only: how positions work in a head, and the answers of a trained model."""
+"""An interactive page, served to this machine only: how positions work in a head, and the answers of a trained model."""

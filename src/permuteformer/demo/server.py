@@ -1,34 +1,35 @@
-"""The HTTP server of the page, for this machine only: it checks every request, and answers bad ones with a message as JSON."""
+"""The HTTP server of the page, for this machine only. It checks every request, and one thread computes all answers, in order of arrival."""
 
 from __future__ import annotations
 
 import errno
 import json
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from itertools import chain
+from socket import SHUT_WR
 from typing import Any
 
-from permuteformer.demo.answers import Answers
-from permuteformer.demo.turns import Busy, Stopping
+from permuteformer.demo.api import Answer, Api
 
 HOST = "127.0.0.1"
 """The only address the server listens on."""
-LARGEST_BODY = 1_000_000
-"""Bytes."""
-CONNECTIONS = 128
-"""Open connections; further ones get a 503."""
-SECONDS = 30.0
+PLACES = 64
+"""Requests that are computed or wait. The next one is refused."""
+CONNECTIONS = 512
+"""Open connections. Further ones are closed."""
+IDLE_SECONDS = 10.0
 """Time after which an idle connection is closed."""
-AGAIN = {"Retry-After": "1"}
+LARGEST_BODY = 1_000_000
+"""Bytes of a request."""
 
 PAGE = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"), "/page.js": ("page.js", "text/javascript")}
-"""The files that are served; no other file can be read."""
-
+"""The only files that can be read."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -42,214 +43,168 @@ HEADERS = {
 }
 
 
+class Refused(Exception):
+    """A request that gets an error instead of an answer."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class Server(ThreadingHTTPServer):
-    """A server on ``HOST`` with one thread per connection, ``CONNECTIONS`` at most."""
+    """A server with one thread per connection, and one that computes. Start it by ``serve_forever``."""
 
     daemon_threads = True
     block_on_close = False
-    request_queue_size = CONNECTIONS
+    request_queue_size = 128
 
-    def __init__(self, answers: Answers, port: int) -> None:
-        self.answers = answers
+    def __init__(self, api: Api, port: int, places: int = PLACES) -> None:
+        self.api = api
         self.page = {path: (files("permuteformer.demo").joinpath(name).read_bytes(), kind) for path, (name, kind) in PAGE.items()}
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self._computer = ThreadPoolExecutor(max_workers=1)
+        self._places = threading.BoundedSemaphore(places)
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise OSError(f"port {port} is in use: pass another --port, or --port 0 for any free one") from None
-            if error.errno == errno.EACCES:
-                raise OSError(f"port {port} is not allowed: pass a --port of at least 1024, or --port 0 for any free one") from None
-            raise
-
-    @property
-    def address(self) -> str:
-        """The URL of the page."""
-        return f"http://{HOST}:{self.server_port}/"
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            raise OSError(f"port {port} cannot be used ({error.strerror}): pass another --port, or --port 0 for any free one") from None
+        self.address = f"http://{HOST}:{self.server_port}/"
+        self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
         """The allowed Host headers. Another name that resolves to this address is refused (DNS rebinding)."""
-        return tuple(f"{name}:{self.server_port}" for name in (HOST, "localhost"))
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for the connection, or answer 503 if there are too many."""
-        if not self._free.acquire(blocking=False):
-            body = json.dumps({"error": "too many connections: try again in a second"}).encode()
-            head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            with suppress(OSError):
-                request.sendall(head.encode() + b"Retry-After: 1\r\nConnection: close\r\n\r\n" + body)
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve the connection, then free its thread."""
+    def compute(self, answer: Answer) -> Generator[Any, None, None]:
+        """Yield the pieces of an answer. Each is computed in turn, so that requests alternate."""
+        if not self._places.acquire(blocking=False):
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests are waiting: try again in a second")
         try:
-            super().process_request_thread(request, client_address)
+            while (piece := self._computer.submit(next, answer, None).result()) is not None:
+                yield piece
         finally:
-            self._free.release()
+            self._places.release()
+
+    def stop(self) -> None:
+        """End running requests at their next step, and close the server."""
+        self.api.stopping.set()
+        self._computer.shutdown(cancel_futures=True)
+        self.server_close()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Return whether there is room for another connection."""
+        return threading.active_count() < CONNECTIONS
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that the client closed."""
 
-    def stop(self) -> None:
-        """Refuse new requests, and let running ones end."""
-        self.answers.turns.stop()
-        self.server_close()
-
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """One request. A connection is closed after it (HTTP/1.0)."""
 
     server: Server
-    protocol_version = "HTTP/1.1"
+    timeout = IDLE_SECONDS
+    default_request_version = "HTTP/1.0"  # so that the answer to a malformed request has headers
     server_version, sys_version = "permuteformer", ""
-    timeout = SECONDS
 
     def do_GET(self) -> None:
         """Serve the files of the page and the description of the demo."""
-        if not self._is_for_us():
-            return
-        if self.path in self.server.page:
-            content, kind = self.server.page[self.path]
-            self._send(HTTPStatus.OK, content, f"{kind}; charset=utf-8")
-        elif self.path == "/api/about":
-            self._json(HTTPStatus.OK, self.server.answers.about())
-        elif self.path in self.server.answers.routes:
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{self.path} needs POST", {"Allow": "POST"})
-        else:
-            self._refuse(HTTPStatus.NOT_FOUND, "path not found: the page is at /")
+        with self._errors_as_json():
+            self._check_site()
+            if self.path in self.server.page:
+                content, kind = self.server.page[self.path]
+                self._send(HTTPStatus.OK, content, f"{kind}; charset=utf-8")
+            elif self.path == "/api/about":
+                self._send_json(HTTPStatus.OK, self.server.api.about())
+            else:
+                raise Refused(HTTPStatus.NOT_FOUND, "path not found: the page is at /")
 
     def do_POST(self) -> None:
-        """Answer a request, a JSON object."""
-        if not self._is_for_us() or (body := self._body()) is None:
-            return
-        answer = self.server.answers.routes.get(self.path)
-        if answer is None:
-            known = self.path in (*self.server.page, "/api/about")
-            message = f"{self.path} needs GET" if known else "path not found: does it need a run? Pass one to permuteformer demo"
-            code = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
-            self._refuse(code, message, {"Allow": "GET"} if known else {})
-            return
+        """Answer a JSON object by a line of JSON for each piece of the answer, as soon as it is computed."""
+        with self._errors_as_json():
+            self._check_site()
+            if self.path not in self.server.api.routes:
+                raise Refused(HTTPStatus.NOT_FOUND, "path not found: does it need a model? Pass a run to permuteformer demo")
+            answer = self.server.api.routes[self.path](self._body())
+            with closing(self.server.compute(answer)) as pieces:
+                first = next(pieces)
+                self._send_head(HTTPStatus.OK, "application/x-ndjson; charset=utf-8")
+                for piece in chain([first], pieces):
+                    self.wfile.write(json.dumps(piece).encode() + b"\n")
+
+    @contextmanager
+    def _errors_as_json(self) -> Iterator[None]:
+        """Send an error as JSON, unless the answer has begun: then the connection is closed, and the last piece is missing."""
+        self.has_begun = False
+        status, message = HTTPStatus.INTERNAL_SERVER_ERROR, "internal error"
         try:
-            with self.server.answers.turns.place():
-                found = answer(body)
-                if isinstance(found, Iterator):
-                    self._stream(found)
-                else:
-                    self._json(HTTPStatus.OK, found)
-        except Busy:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests are waiting: try again in a second", AGAIN)
-        except Stopping:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", AGAIN)
-        except (ValueError, TypeError) as error:  # messages of the library
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-        except (ConnectionError, TimeoutError):
-            self.close_connection = True  # the client is gone
+            yield
+            return
+        except OSError:
+            return  # the client is gone
+        except Refused as error:
+            status, message = error.status, str(error)
+        except (ValueError, TypeError) as error:
+            status, message = HTTPStatus.BAD_REQUEST, str(error)
         except Exception as error:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}")
+            message = f"internal error: {type(error).__name__}"
+            if self.server.api.stopping.is_set():
+                status, message = HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down"
+        if not self.has_begun:
+            self._send_json(status, {"error": message})
 
-    def _is_for_us(self) -> bool:
-        """Refuse requests that other sites make, and return whether this one is allowed."""
+    def _check_site(self) -> None:
+        """Refuse requests that other sites make."""
         if self.headers.get("Host") not in self.server.hosts:
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, f"Host must be that of {self.server.address}")
-            return False
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f"Host must be that of {self.server.address}")
         origin = self.headers.get("Origin")
-        ours = origin is None or origin in {f"http://{host}" for host in self.server.hosts}
-        if not ours or self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            self._refuse(HTTPStatus.FORBIDDEN, "requests from other sites are refused")
-            return False
-        return True
+        is_ours = origin is None or origin in {f"http://{host}" for host in self.server.hosts}
+        if not is_ours or self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            raise Refused(HTTPStatus.FORBIDDEN, "requests from other sites are refused")
 
-    def _body(self) -> dict[str, Any] | None:
-        """Return the JSON object of the request, or refuse it and return ``None``."""
-        if self.headers.get_content_type() != "application/json":
-            self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json")
-            return None
+    def _body(self) -> dict[str, Any]:
+        """Return the JSON object of the request."""
+        if self.headers.get_content_type() != "application/json":  # other sites may send other types without asking
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json")
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length must be the number of bytes")
-            return None
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length must be the number of bytes")
         if len(length) > 12 or int(length) > LARGEST_BODY:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request must have at most {LARGEST_BODY:,} bytes")
-            return None
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request must have at most {LARGEST_BODY:,} bytes")
         try:
-            content = self.rfile.read(int(length))
-            body = json.loads(content)
-        except (TimeoutError, ConnectionError):
-            self.close_connection = True
-            return None
+            body = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
-            self._refuse(HTTPStatus.BAD_REQUEST, "the request is not JSON")
-            return None
+            raise Refused(HTTPStatus.BAD_REQUEST, "the request is not JSON") from None
         if not isinstance(body, dict):
-            self._refuse(HTTPStatus.BAD_REQUEST, "the request must be a JSON object")
-            return None
+            raise Refused(HTTPStatus.BAD_REQUEST, "the request must be a JSON object")
         return body
 
-    def _stream(self, pieces: Iterator[dict[str, Any]]) -> None:
-        """Send each piece as a line of JSON when it is ready. An error becomes the last line."""
-        self._head(HTTPStatus.OK, {"Content-Type": "application/x-ndjson; charset=utf-8", "Transfer-Encoding": "chunked"})
-        try:
-            for piece in pieces:
-                self._chunk(piece)
-        except OSError:
-            self.close_connection = True  # the stop button
-            return
-        except Stopping:
-            self._chunk({"error": "the server is shutting down"})
-        except (ValueError, TypeError) as error:
-            self._chunk({"error": str(error)})
-        self.wfile.write(b"0\r\n\r\n")
+    def _send_json(self, status: HTTPStatus, content: Any) -> None:
+        self._send(status, json.dumps(content).encode(), "application/json; charset=utf-8")
 
-    def _chunk(self, content: dict[str, Any]) -> None:
-        line = json.dumps(content).encode() + b"\n"
-        self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
-        self.wfile.flush()
+    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+        self._send_head(status, kind)
+        self.wfile.write(content)
 
-    def _json(self, code: HTTPStatus, content: Any, headers: dict[str, str] | None = None) -> None:
-        self._send(code, json.dumps(content).encode(), "application/json; charset=utf-8", headers)
-
-    def _refuse(self, code: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> None:
-        """Send an error and close the connection: unread bytes of this request would be taken for the next one."""
-        self.close_connection = True
-        try:
-            self._json(code, {"error": message}, {**(headers or {}), "Connection": "close"})
-            self.wfile.flush()
-            self.connection.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-        self._drain()
-
-    def _drain(self) -> None:
-        """Read the rest of the request for a moment: closing with unread data can drop the response."""
-        self.connection.settimeout(0.5)
-        left = 4 * LARGEST_BODY
-        try:
-            while left > 0 and (some := self.rfile.read1(1 << 16)):
-                left -= len(some)
-        except (OSError, ValueError):
-            return
-
-    def _send(self, code: HTTPStatus, content: bytes, kind: str, headers: dict[str, str] | None = None) -> None:
-        self._head(code, {"Content-Type": kind, "Content-Length": str(len(content)), **(headers or {})})
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def _head(self, code: HTTPStatus, headers: dict[str, str]) -> None:
-        self.send_response(code)
-        for name, value in {**HEADERS, **headers}.items():
+    def _send_head(self, status: HTTPStatus, kind: str) -> None:
+        self.has_begun = True
+        self.send_response(status)
+        again = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
+        for name, value in {"Content-Type": kind, **HEADERS, **again}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Send errors of the standard library as JSON. Unknown methods and versions are client errors."""
-        mistakes = {501: HTTPStatus.METHOD_NOT_ALLOWED, 505: HTTPStatus.BAD_REQUEST}
-        status = mistakes.get(code) or HTTPStatus(code)
-        allowed = {"Allow": "GET, POST"} if status == HTTPStatus.METHOD_NOT_ALLOWED else {}
-        self.request_version = self.protocol_version  # a request that was not parsed counts as HTTP/0.9, which has no headers
-        self._refuse(status, status.description or status.phrase, allowed)
+        """Send errors of the standard library as JSON too."""
+        self._send_json(HTTPStatus(code), {"error": HTTPStatus(code).description or HTTPStatus(code).phrase})
+
+    def finish(self) -> None:
+        """Read the rest of the request before closing: closing with unread data can drop the answer."""
+        with suppress(OSError):
+            super().finish()
+            self.connection.shutdown(SHUT_WR)
+            self.connection.settimeout(0.5)
+            for _ in range(4 * LARGEST_BODY // 65536):
+                if not self.connection.recv(65536):
+                    break
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log requests."""

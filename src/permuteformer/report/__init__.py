@@ -1,4 +1,4 @@
-"""Reports: from run folders and results files to tables, figures and a page. It reads files, and needs no torch."""
+"""Reports: tables, figures and a page from run folders and results files. Nothing here imports torch."""
 
 from permuteformer.report.content import Report, build_report
 from permuteformer.report.terminal import print_tables

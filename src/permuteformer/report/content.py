@@ -1,129 +1,129 @@
-"""What a report contains, before it is written as a page, as Markdown or as anything else."""
+"""The content of a report, before it is written as HTML, Markdown or anything else."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from permuteformer.report.cells import TRAINING_TIME, Group, group_runs, metric_quantity, unique
 from permuteformer.report.figure import Figure
-from permuteformer.report.groups import Group, group, unique
-from permuteformer.report.load import Loaded, load
-from permuteformer.report.records import Record
-from permuteformer.report.table import Table
-from permuteformer.report.tables import build_tables
-
-TITLE = "PermuteFormer: report"
-
-_COUNTED = {"cores": "core", "threads": "thread", "processes": "process"}
+from permuteformer.report.runs import Loaded, Run, load_runs
+from permuteformer.report.summary import finding, overview
+from permuteformer.report.tables import Table, build_tables
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table with its figures, or figures alone."""
+    """A table with what it says and its figures; or figures alone."""
 
     anchor: str
     title: str
-    table: Table | None
-    figures: tuple[Figure, ...]
+    table: Table | None = None
+    finding: str = ""
+    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """All of it."""
+    """Everything that a report shows."""
 
-    records: tuple[Record, ...]
+    runs: tuple[Run, ...]
     groups: tuple[Group, ...]
     sections: tuple[Section, ...]
-    left_out: tuple[str, ...]
+    skipped: tuple[str, ...]
+    """A message for each thing that was found and not used."""
+
+    @property
+    def overview(self) -> list[str]:
+        """The runs in a few sentences."""
+        return overview(self.runs, self.groups)
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """In order."""
+        """All tables."""
         return tuple(section.table for section in self.sections if section.table is not None)
 
     @property
+    def main(self) -> Section | None:
+        """The section to read first: the first one that compares with the paper, or else the first table."""
+        found = [section for section in self.sections if section.table is not None]
+        return next((section for section in found if section.table and section.table.agreement), found[0] if found else None)
+
+    @property
     def figures(self) -> tuple[Figure, ...]:
-        """In order."""
+        """All figures."""
         return tuple(figure for section in self.sections for figure in section.figures)
 
     @property
-    def summary(self) -> str:
-        """How many runs, how they ended, and when they were."""
-        count = len(self.records)
-        ends = ", ".join(f"{number} {status}" for status, number in Counter(record.status for record in self.records).most_common())
-        days = sorted({record.started[:10] for record in self.records if record.started})
-        when = "" if not days else f", of {days[0]}" if len(days) == 1 else f", from {days[0]} to {days[-1]}"
-        return f"{count} run{'s' if count != 1 else ''}{when}: {ends}."
+    def environments(self) -> list[tuple[str, int]]:
+        """Machines and versions, each with its number of runs."""
+        return Counter(_environment(run) for run in self.runs).most_common()
 
 
 def build_report(inputs: Sequence[str | os.PathLike[str]], progress: Callable[[str], None] = lambda what: None) -> Report:
-    """Read the runs, fill the tables, draw the figures. ``progress`` is told what comes next."""
+    """Read runs, fill tables and draw figures. ``progress`` receives what comes next."""
     progress("reading runs")
-    return report_of(load(inputs), progress)
+    return report_of(load_runs(inputs), progress)
 
 
 def report_of(loaded: Loaded, progress: Callable[[str], None] = lambda what: None) -> Report:
-    """The report of what was read."""
-    from permuteformer.report.pictures import figures_of_looks
-    from permuteformer.report.plots import figures_by_length, figures_of_runs
+    """Return the report of runs that were read."""
+    from permuteformer.report.curves import length_figures, training_figures
+    from permuteformer.report.maps import map_figures
 
-    left_out, taken = list(loaded.left_out), set[str]()
-    groups = group(loaded.records)
+    skipped, names, groups = list(loaded.skipped), set[str](), group_runs(loaded.runs)
     sections = []
     for table in build_tables(groups):
         progress(f"drawing {table.title}")
-        figures = figures_by_length(table) if table.lengths else figures_of_runs(table)
-        sections.append(Section(table.name, table.title, table, _named(figures, taken)))
-    progress("drawing position kernels")
-    looks = figures_of_looks(groups, left_out)
-    if looks:
-        sections.append(Section("inside", "Inside the models", None, _named(looks, taken)))
-    return Report(loaded.records, tuple(groups), tuple(sections), tuple(left_out))
+        figures = length_figures(table) if table.lengths else training_figures(table)
+        sections.append(Section(table.name, table.title, table, finding(table), _unique_names(figures, names)))
+    progress("drawing attention maps")
+    if maps := map_figures(groups, skipped):
+        sections.append(Section("maps", "Attention maps", figures=_unique_names(maps, names)))
+    return Report(loaded.runs, tuple(groups), tuple(sections), tuple(skipped))
 
 
-def _named(figures: Sequence[Figure], taken: set[str]) -> tuple[Figure, ...]:
-    """Names of figures are names of files: no two are the same."""
-    return tuple(figure if (name := unique(figure.name, taken)) == figure.name else figure.renamed(name) for figure in figures)
-
-
-def environments(records: Sequence[Record]) -> list[tuple[str, int]]:
-    """Where runs took place, in words, and how many there."""
-    return Counter(_where(record) for record in records).most_common()
-
-
-def run_line(record: Record) -> str:
-    """A run in one line: its seed and how it ended."""
-    from permuteformer.report.quantities import TRAINING_TIME, metric_quantity
-
-    parts = [f"seed {record.seed}" if record.kind == "training" else "measurement", record.status]
-    quantity = metric_quantity(record)
-    value = quantity.read(record)
-    if value is not None:
+def run_line(run: Run) -> str:
+    """Return a run in one line: seed, status, result."""
+    parts = [f"seed {run.seed}" if run.kind == "training" else "measurement", run.status]
+    quantity = metric_quantity(run)
+    if (value := quantity.read(run)) is not None:
         parts.append(f"test {quantity.name} {quantity.show(value)}{' %' if quantity.unit == '%' else ''}")
-    seconds = TRAINING_TIME.read(record)
-    if seconds is not None:
+    if (seconds := TRAINING_TIME.read(run)) is not None:
         parts.append(TRAINING_TIME.show(seconds))
-    message = record.result.get("message")
-    if isinstance(message, str) and message:
+    if isinstance(message := run.result.get("message"), str) and message:
         parts.append(message)
     return " · ".join(parts)
 
 
-def relative(path: str, output: str | os.PathLike[str]) -> str:
-    """Where a run is, seen from the report; a line of a file is told by its number. A name may have bytes that are no text."""
+def relative_path(path: str, output: str | os.PathLike[str]) -> str:
+    """Return the path of a run as seen from the folder of the report."""
     try:
         return os.path.relpath(path, output).replace(os.sep, "/")
     except ValueError:  # another drive
         return path
 
 
-def _where(record: Record) -> str:
-    told = record.environment
-    versions = told.get("versions")
-    parts = [str(told[name]) for name in ("device", "cpu", "platform") if told.get(name)]
-    parts += [f"{told[name]} {word if told[name] == 1 else name}" for name, word in _COUNTED.items() if told.get(name)]
-    parts += [f"Python {told['python']}"] if told.get("python") else []
+def _unique_names(figures: Sequence[Figure], taken: set[str]) -> tuple[Figure, ...]:
+    """Rename figures whose name is taken: names are those of files and ids."""
+    renamed = []
+    for figure in figures:
+        name = unique(figure.name, taken)
+        renamed.append(replace(figure, name=name, svg=figure.svg.replace(f"{figure.name}--", f"{name}--")))
+    return tuple(renamed)
+
+
+def _environment(run: Run) -> str:
+    found = run.environment
+    versions = found.get("versions")
+    parts = [str(found[name]) for name in ("device", "cpu", "platform") if found.get(name)]
+    for name in ("core", "thread", "process"):
+        plural = f"{name}{'es' if name == 'process' else 's'}"
+        if count := found.get(plural):
+            parts.append(f"{count} {name if count == 1 else plural}")
+    parts += [f"Python {found['python']}"] if found.get("python") else []
     parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
-    return ", ".join(parts) or "not told"
+    parts += [f"revision {str(found['revision'])[:12]}"] if found.get("revision") else []
+    return ", ".join(parts) or "not recorded"

@@ -1,4 +1,4 @@
-"""One figure: drawn with matplotlib, kept as SVG that takes the page's colour for text and axes, and as PNG."""
+"""Drawing one figure with matplotlib: an SVG in the colours of the page around it, and a PNG."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from permuteformer.report.groups import shorten
+from permuteformer.report.cells import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,41 +19,50 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 INK = "#1a1b1c"
-"""Text and axes; in SVG it becomes the colour of the text around."""
-WIDTH = 5.0
-"""Inches; narrow enough to be read on a telephone."""
-HEIGHT = 3.2
+"""Colour of text and axes. In the page it becomes the colour of the page's text."""
+WIDTH, HEIGHT = 5.0, 3.2
+"""Inches; narrow enough to be read on a phone."""
 LEGEND_LINE = 0.2
-LONGEST_LABEL = 48
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+LABEL_LENGTH = 48
 BLUE, SKY, GREEN, VERMILION, PURPLE, ORANGE = "#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#e69f00"
-"""Okabe and Ito's colours, which most people with a colour vision deficiency tell apart. Their black is the ink, their yellow too pale."""
+"""The colours of Okabe and Ito, which people with a colour vision deficiency can distinguish."""
 
-_STYLES: dict[str, tuple[str, Any, str]] = {
-    "transformer": (INK, "-", "o"),
-    "transformer-sinusoidal": (INK, "--", "s"),
-    "reformer": (ORANGE, "-", "v"),
-    "linformer": (ORANGE, "--", "<"),
-    "nystromformer": (PURPLE, "--", ">"),
-    "performer": (VERMILION, "-", "^"),
-    "roformer": (PURPLE, "-", "P"),
-    "permuteformer": (BLUE, "-", "D"),
-    "permuteformer-decay": (GREEN, "-", "d"),
-    "permuteformer-1d": (SKY, "-.", "X"),
-    "permuteformer-orthogonal": (GREEN, ":", "*"),
-    "performer-t5": (VERMILION, "--", "p"),
-    "transformer-lm": (INK, "-", "o"),
-    "performer-lm": (VERMILION, "--", "^"),
-    "permuteformer-lm": (BLUE, "-", "D"),
-    "permuteformer-lm-no-decay": (SKY, "-.", "X"),
-    "permuteformer-lm-no-permutation": (GREEN, ":", "s"),
+
+@dataclass(frozen=True)
+class Style:
+    """The line of a row."""
+
+    color: str
+    dashes: Any
+    marker: str
+
+
+_STYLES = {
+    "transformer": Style(INK, "-", "o"),
+    "transformer-sinusoidal": Style(INK, "--", "s"),
+    "reformer": Style(ORANGE, "-", "v"),
+    "linformer": Style(ORANGE, "--", "<"),
+    "nystromformer": Style(PURPLE, "--", ">"),
+    "performer": Style(VERMILION, "-", "^"),
+    "roformer": Style(PURPLE, "-", "P"),
+    "permuteformer": Style(BLUE, "-", "D"),
+    "permuteformer-decay": Style(GREEN, "-", "d"),
+    "permuteformer-1d": Style(SKY, "-.", "X"),
+    "permuteformer-orthogonal": Style(GREEN, ":", "*"),
+    "performer-t5": Style(VERMILION, "--", "p"),
+    "transformer-lm": Style(INK, "-", "o"),
+    "performer-lm": Style(VERMILION, "--", "^"),
+    "permuteformer-lm": Style(BLUE, "-", "D"),
+    "permuteformer-lm-no-decay": Style(SKY, "-.", "X"),
+    "permuteformer-lm-no-permutation": Style(GREEN, ":", "s"),
 }
+_COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
+_DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
-_INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "grid.color", "hatch.color")
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a label with $ in it is no formula
+    "text.parse_math": False,  # a label with $ is not a formula
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
     "axes.titlesize": 9,
@@ -70,83 +79,70 @@ _SETTINGS: dict[Any, Any] = {
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
-    **dict.fromkeys(_INKED, INK),
+    **{f"{part}.color": INK for part in ("text", "xtick", "ytick", "grid", "hatch")},
+    **{f"axes.{part}": INK for part in ("edgecolor", "labelcolor", "titlecolor")},
 }
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its words."""
+    """A figure with its title and caption."""
 
     name: str
-    """For files and anchors."""
+    """Unique in a report: the name of its files and its id in the page."""
     title: str
     caption: str
     svg: str
-    """An ``<svg>`` element to stand in a page."""
+    """An ``<svg>`` element for a page."""
     png: bytes
 
     @property
     def svg_file(self) -> str:
-        """The SVG as a file of its own, on white: it may be shown on any ground."""
+        """The SVG as a file, on white."""
         return '<?xml version="1.0" encoding="utf-8"?>\n' + self.svg.replace('style="', f'style="color:{INK};background:#fff;', 1) + "\n"
-
-    def renamed(self, name: str) -> Figure:
-        """The same under another name, which its ids begin with too."""
-        return replace(self, name=name, svg=self.svg.replace(f"{self.name}--", f"{name}--"))
-
-
-@dataclass(frozen=True)
-class Style:
-    """How the line of a row looks: by colour, by dashes and by marker."""
-
-    color: str
-    dashes: Any
-    marker: str
 
 
 def style(row: str, place: int) -> Style:
-    """The paper's rows look the same in all figures; others by their place."""
-    if row in _STYLES:
-        return Style(*_STYLES[row])
-    colors = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
-    return Style(colors[place % len(colors)], DASHES[(place // len(colors) + place) % len(DASHES)], MARKERS[place % len(MARKERS)])
+    """Return the style of a row: the paper's rows look the same in all figures, others depend on their place."""
+    color = _COLORS[place % len(_COLORS)]
+    return _STYLES.get(row) or Style(color, _DASHES[(place // len(_COLORS) + place) % len(_DASHES)], _MARKERS[place % len(_MARKERS)])
 
 
 def draw(name: str, title: str, caption: str, paint: Callable[[Canvas], None], height: float = HEIGHT, width: float = WIDTH) -> Figure:
-    """Make a figure by ``paint``, which draws on an empty canvas."""
+    """Return the figure that ``paint`` draws on an empty canvas."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")  # the SVG shows it in a font that has it
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")  # in the page, another font has it
         canvas = Canvas(figsize=(width, height), layout="constrained")
         paint(canvas)
-        drawn, png = io.StringIO(), io.BytesIO()
-        canvas.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-        canvas.set_layout_engine("none")  # it is laid out, and need not be once more
+        svg, png = io.StringIO(), io.BytesIO()
+        canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        canvas.set_layout_engine("none")  # the layout is the same, and slow to compute
         canvas.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})
-    return Figure(name, title, caption, _for_page(drawn.getvalue(), name, title), png.getvalue())
+    return Figure(name, title, caption, _page_svg(svg.getvalue(), name, title), png.getvalue())
 
 
 def legend(canvas: Canvas, axes: Axes) -> None:
-    """A legend under the axes, where it hides no line."""
+    """Add a legend below the axes."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        canvas.legend(handles, [shorten(label, LONGEST_LABEL) for label in labels], loc="outside lower center", ncols=_columns(labels))
+        columns = _legend_columns(labels)
+        canvas.legend(handles, [shorten(label, LABEL_LENGTH) for label in labels], loc="outside lower center", ncols=columns)
 
 
-def legend_height(labels: list[str]) -> float:
-    """Inches that the legend takes."""
-    return LEGEND_LINE * -(-len(labels) // _columns(labels))
+def height_with_legend(labels: Sequence[str], height: float = HEIGHT) -> float:
+    """Return the height of a figure with a legend of these labels."""
+    return height + LEGEND_LINE * math.ceil(len(labels) / _legend_columns(labels))
 
 
-def _columns(labels: list[str]) -> int:
-    return 1 if any(len(label) > LONGEST_LABEL // 2 + 10 for label in labels) else 2
+def _legend_columns(labels: Sequence[str]) -> int:
+    return 1 if any(len(label) > 34 for label in labels) else 2
 
 
 def log_ticks(axis: Axis, *, base_two: bool = False) -> None:
-    """Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10, …, or at equal steps where it is short; or powers of two."""
+    """Set the ticks of a logarithmic axis as plain numbers: powers of two, or 1, 2, 5, 10, …"""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = sorted(axis.get_view_interval())
@@ -163,15 +159,14 @@ def log_ticks(axis: Axis, *, base_two: bool = False) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _for_page(svg: str, name: str, title: str) -> str:
-    """One element: no prologue, ids that no other figure has, text in the page's font, ink in the page's colour."""
+def _page_svg(svg: str, name: str, title: str) -> str:
+    """Return one element for a page: ids that no other figure has, the page's font, and the colour of its text."""
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"\s*<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"\s*<!--.*?-->|\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\s*<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}--\1"', svg)
     svg = re.sub(r'((?:xlink:)?href="|url\()#', rf"\1#{name}--", svg)
     svg = svg.replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans', sans-serif").replace(INK, "currentColor")
-    words = f'role="img" aria-labelledby="{name}--title" style="stroke-linejoin:round;stroke-linecap:butt"'
+    attributes = f'role="img" aria-labelledby="{name}--title" style="stroke-linejoin:round;stroke-linecap:butt"'
     head = re.sub(r'\s(?:width|height)="[^"]*"', "", svg[: svg.index(">")])
-    return f'{head} {words}><title id="{name}--title">{html.escape(title)}</title>{svg[svg.index(">") + 1 :].rstrip()}'
+    return f'{head} {attributes}><title id="{name}--title">{html.escape(title)}</title>{svg[svg.index(">") + 1 :].rstrip()}'

@@ -1,4 +1,4 @@
-"""A report's folder: there whole, or what was there before stays."""
+"""Writes the folder of a report: complete, or as it was before."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from permuteformer.folders import disk_errors_in_words, folder_lock, new_folder, read_json
 from permuteformer.report.content import Report, build_report
-from permuteformer.report.html import page
-from permuteformer.report.latex import latex
-from permuteformer.report.markdown import markdown
-from permuteformer.report.spreadsheet import spreadsheet
+from permuteformer.report.render import csv_table, html_page, latex_tables, markdown_page
+from permuteformer.storage import atomic_folder, folder_lock, read_own_json, readable_disk_errors
 
 FORMAT = 1
 MARK = "report.json"
-"""What says that a folder is a report of ours, and which files are."""
+"""The file that marks a folder as a report, and lists its files."""
+ADVICE = "choose another folder with --output"
 
 
 def write_report(
     inputs: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], progress: Callable[[str], None] = lambda what: None
 ) -> Report:
-    """Read runs and write their report into the folder ``output``.
+    """Read runs and write their report into the folder ``output``: HTML, Markdown, LaTeX, CSV and figures.
 
-    In it are ``index.html``, ``report.md``, ``tables.tex``, ``tables/*.csv`` and ``figures/``. A report that is there is replaced; another
-    folder is left alone and refused.
+    An earlier report there is replaced; any other folder with files is refused.
     """
     check_output(Path(output))
     report = build_report(inputs, progress)
@@ -37,47 +34,45 @@ def write_report(
 
 
 def write_folder(report: Report, output: Path) -> None:
-    """Write the folder of a report, replacing one that was made before."""
+    """Write the folder of a report, and replace an earlier report."""
     output = Path(os.path.realpath(output))
-    elsewhere = "choose another folder with --output"
-    fresh, old = (output.with_name(f".{output.name}.{word}") for word in ("next", "old"))
-    with disk_errors_in_words(output, elsewhere), ExitStack() as locked:
+    new, old = (output.with_name(f".{output.name}.{word}") for word in ("new", "old"))
+    with readable_disk_errors(output, ADVICE), ExitStack() as stack:
         output.parent.mkdir(parents=True, exist_ok=True)
-        locked.enter_context(folder_lock(output))
-        _recover(output, old)
+        stack.enter_context(folder_lock(output))
+        if old.exists() and not output.exists():  # a process was killed while it replaced the report
+            old.rename(output)
         check_output(output)
-        shutil.rmtree(fresh, ignore_errors=True)
-        with new_folder(fresh, elsewhere) as folder:
-            _fill(folder, report, output)
-        _swap(fresh, output, old)
-        Path(folder_lock(fresh).lock_file).unlink(missing_ok=True)
+        for leftover in (old, new):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with atomic_folder(new, ADVICE) as folder:
+            _write_files(folder, report, output)
+        _replace(output, new, old)
 
 
 def check_output(output: Path) -> None:
-    """Raise unless the folder is free, or a report that may be replaced."""
+    """Raise unless the folder is empty or missing, or a report that may be replaced."""
     if not output.exists():
         return
     if not output.is_dir():
-        raise FileExistsError(f"{output} is a file: choose a folder with --output")
-    if not any(output.iterdir()):
+        raise FileExistsError(f"{output} is a file: {ADVICE}")
+    found = {path.relative_to(output).as_posix() for path in output.rglob("*") if not path.is_dir()}
+    if not found and not any(output.iterdir()):
         return
-    there = {path.relative_to(output).as_posix() for path in output.rglob("*") if not path.is_dir()}
-    mark = read_json(output / MARK)
+    mark = read_own_json(output / MARK)
     if mark.get("made_by") != "permuteformer report" or not isinstance(mark.get("files"), list):
-        raise FileExistsError(f"{output} is there and is no report: choose another folder with --output")
-    foreign = sorted(there - {MARK, *mark.get("files", [])})
-    if foreign:
+        raise FileExistsError(f"{output} already exists and is not a report: {ADVICE}")
+    if foreign := sorted(found - {MARK, *mark["files"]}):
         names = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
-        hint = "move them away, or choose another folder with --output"
-        raise FileExistsError(f"{output} is a report with other files in it ({names}): {hint}")
+        raise FileExistsError(f"{output} is a report that also has other files ({names}): move them away, or {ADVICE}")
 
 
-def _fill(folder: Path, report: Report, output: Path) -> None:
+def _write_files(folder: Path, report: Report, output: Path) -> None:
     contents: dict[str, str | bytes] = {
-        "index.html": page(report, output),
-        "report.md": markdown(report, output),
-        "tables.tex": latex(report.tables),
-        **{f"tables/{table.name}.csv": spreadsheet(table) for table in report.tables},
+        "index.html": html_page(report, output),
+        "report.md": markdown_page(report, output),
+        "tables.tex": latex_tables(report.tables),
+        **{f"tables/{table.name}.csv": csv_table(table) for table in report.tables},
         **{f"figures/{figure.name}.svg": figure.svg_file for figure in report.figures},
         **{f"figures/{figure.name}.png": figure.png for figure in report.figures},
     }
@@ -85,25 +80,18 @@ def _fill(folder: Path, report: Report, output: Path) -> None:
     for name, content in contents.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def _swap(fresh: Path, output: Path, old: Path) -> None:
-    """Give the fresh folder its name; should that fail, the old one has it again."""
+def _replace(output: Path, new: Path, old: Path) -> None:
+    """Rename the new folder to ``output``; if that fails, the old one keeps its name."""
     if not output.exists():
-        fresh.rename(output)
+        new.rename(output)
         return
     output.rename(old)
     try:
-        fresh.rename(output)
+        new.rename(output)
     except BaseException:
         old.rename(output)
         raise
     shutil.rmtree(old)
-
-
-def _recover(output: Path, old: Path) -> None:
-    """What a process that was killed between two names left behind."""
-    if old.exists() and not output.exists():
-        old.rename(output)
-    shutil.rmtree(old, ignore_errors=True)

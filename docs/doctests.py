@@ -1,4 +1,4 @@
-"""An extension of griffe, which reads docstrings for the site: examples that begin with ``>>>`` become blocks of code."""
+"""An extension of griffe, which reads docstrings for the site: examples that begin with ``>>>`` become code blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXAMPLE = re.compile(r"(?m)^(?:>>>.*\n?)(?:(?!\s*$).*\n?)*")
 
 
 class Doctests(griffe.Extension):
-    """Fences what doctest runs; without it Markdown takes ``>>>`` for a quotation."""
+    """Fences examples; else Markdown takes ``>>>`` for a quotation."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring and ">>>" in obj.docstring.value:
@@ -19,7 +19,7 @@ class Doctests(griffe.Extension):
 
 
 def fenced(text: str) -> str:
-    """The docstring with every example between fences.
+    """Return the docstring with code fences around examples.
 
     >>> fenced("Add.")
     'Add.'

@@ -1,4 +1,4 @@
-// Search in a site that was opened from a folder: browsers start no worker from a file, so its script runs in a hidden frame instead.
+// Search in pages that were opened as files: browsers start no worker from a file, so its script runs in a hidden frame.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(address) {

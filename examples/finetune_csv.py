@@ -23,10 +23,10 @@ from transformers.utils import logging
 
 from permuteformer import PermuteFormerConfig, PermuteFormerForSequenceClassification
 from permuteformer.tasks import Task
-from permuteformer.tasks.batches import loader
 from permuteformer.tasks.classify import Classify
-from permuteformer.train.build import inputs
-from permuteformer.train.evaluate import evaluate
+from permuteformer.train.build import model_inputs
+from permuteformer.train.data import BatchSampler
+from permuteformer.train.step import evaluate
 
 TOPICS = {
     "delivery": ("parcel", "courier", "tracking"),
@@ -56,7 +56,8 @@ def write_table(path: Path, rows: dict[str, int], names: dict[str, str], seed: i
 
 def labels_of(task: Task) -> dict[str, Any]:
     """The fields of a configuration that name the labels."""
-    return {"id2label": dict(enumerate(task.labels)), "label2id": {name: n for n, name in enumerate(task.labels)}}
+    labels = task.input.labels
+    return {"id2label": dict(enumerate(labels)), "label2id": {name: n for n, name in enumerate(labels)}}
 
 
 def new_model(task: Task) -> PermuteFormerForSequenceClassification:
@@ -65,17 +66,19 @@ def new_model(task: Task) -> PermuteFormerForSequenceClassification:
     attention = {"name": "linear", "feature_multiplier": 2}
     position = [{"name": "permute"}, {"name": "decay", "r": 0.7, "two_sided": True}]
     config = PermuteFormerConfig(
-        vocab_size=task.vocab_size, **sizes, attention=attention, position=position, pooling="mean", **labels_of(task)
+        vocab_size=task.input.vocab_size, **sizes, attention=attention, position=position, pooling="mean", **labels_of(task)
     )
     return PermuteFormerForSequenceClassification(config)
 
 
 def fit(model: PermuteFormerForSequenceClassification, task: Task, epochs: int, learning_rate: float) -> None:
     """Adam over the training split."""
-    optimizer = torch.optim.Adam(model.train().parameters(), lr=learning_rate)
+    optimizer, items = torch.optim.Adam(model.train().parameters(), lr=learning_rate), task.items("train")
     for epoch in range(epochs):
-        for batch in loader(task, "train", 16, epoch=epoch):
-            loss = model(**inputs(batch, model.config, task.kind), labels=batch.labels).loss
+        order = BatchSampler(len(items), 16, epoch=epoch)
+        for numbers in order:
+            batch = task.input.collate([items[n] for n in numbers])
+            loss = model(**model_inputs(batch, model.config), labels=batch.labels).loss
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -83,7 +86,7 @@ def fit(model: PermuteFormerForSequenceClassification, task: Task, epochs: int, 
 
 def accuracy(model: PermuteFormerForSequenceClassification, task: Task) -> str:
     """Of the test split, for people."""
-    return f"{100 * evaluate(model, model.config, task, 'test', batch_size=100)['accuracy']:5.1f} % right"
+    return f"{100 * evaluate(model, task, 'test', batch_size=100)['accuracy']:5.1f} % right"
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from permuteformer import POSITIONS, PermuteFormerAttention, PositionEncoding, build
+from permuteformer.machine import environment
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -167,13 +167,7 @@ def main() -> None:
     console.print(table)
     picture, record = arguments.output / "recall.png", arguments.output / "recall.json"
     plot(results, picture)
-    facts = {
-        "steps": arguments.steps,
-        "seed": arguments.seed,
-        "lengths": TEST_LENGTHS,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    facts = {"steps": arguments.steps, "seed": arguments.seed, "lengths": TEST_LENGTHS, "environment": environment()}
     record.write_text(json.dumps({**facts, "results": results}, indent=1))
     console.print(f"{time.perf_counter() - begin:.0f} s. Picture: {picture}   Numbers: {record}")
 

@@ -1,17 +1,16 @@
-# make run    the paper's tables in small, on data that comes along: at most 6 minutes on two cores
+# make run    the paper's tables at small scale, on bundled data: at most 6 minutes on two cores
 # make test   everything that must hold: ruff, mypy, import-linter, pytest
 # make soak   kills, full disks, lost workers, damaged files, hostile input: about 25 minutes on two cores
 # make gpu    the GPU's kernels, on a GPU or in Triton's interpreter: installs triton and fla too (1 GB)
-# make release  wheel, source and bill of materials into dist/, tried in an empty environment; make lock, make audit: docs/dependencies.md
+# make release  wheel and source distribution in dist/, tried in an empty environment
 # make docs   the documentation as a site, in build/site
 # They need python3 (3.10 or newer) and make; they create .venv and install what they use, at the versions of constraints.txt.
 
 PYTHON ?= python3
 BIN := .venv/bin
-TOOLS := .venv/tools/bin
-comma := ,
+FRESH := build/release
 
-.PHONY: run test soak gpu slow bench docs docs-serve format release lock audit clean
+.PHONY: run test soak gpu slow bench docs docs-serve format release clean
 
 run: .venv/run
 	$(BIN)/permuteformer reproduce --preset quick
@@ -24,7 +23,8 @@ test: .venv/dev
 	$(BIN)/pytest -n 2 -q
 
 soak: .venv/dev
-	$(BIN)/python -m soak
+	rm -f results/reliability/soak.jsonl
+	$(BIN)/pytest -n 2 --dist worksteal -q tests/soak -m soak --record
 
 gpu: .venv/cuda
 	$(BIN)/pytest -n 2 -q tests/ops/test_cuda_backend.py
@@ -45,33 +45,26 @@ format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The wheel is made from the source distribution. The last two lines try the source distribution without a compiler.
 release: .venv/release
-	$(TOOLS)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(TOOLS)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
-	$(TOOLS)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
-	rm -rf dist
-	$(TOOLS)/python release/distributions.py
-	$(TOOLS)/python release/sbom.py dist/sbom.cdx.json
-	$(TOOLS)/python release/fresh.py
-
-lock: .venv/release
-	$(TOOLS)/python release/lock.py
-
-audit: .venv/release
-	$(TOOLS)/pip-audit --strict --disable-pip --require-hashes --requirement requirements.lock --requirement release/tools.lock $(AUDIT)
+	rm -rf dist $(FRESH)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv $(FRESH)
+	$(FRESH)/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	$(FRESH)/bin/python release/smoke.py native
+	CXX=/nonexistent PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(FRESH)/bin/pip install --quiet --no-deps --force-reinstall --no-cache-dir dist/*.tar.gz
+	$(FRESH)/bin/python release/smoke.py torch
 
 clean:
 	rm -rf .venv
 
 # A stamp for each set of extras that was installed; a change of pyproject.toml, constraints.txt or the kernel installs again.
-.venv/run .venv/dev .venv/cuda: pyproject.toml constraints.txt hatch_build.py $(wildcard src/permuteformer/ops/native/*.cpp src/permuteformer/ops/native/*.h)
+.venv/dev: EXTRAS := [dev,docs]
+.venv/cuda: EXTRAS := [dev,docs,cuda]
+.venv/release: EXTRAS := [release]
+.venv/run .venv/dev .venv/cuda .venv/release: pyproject.toml constraints.txt hatch_build.py $(wildcard src/permuteformer/ops/native/*.cpp src/permuteformer/ops/native/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; this is %d.%d. Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" % sys.version_info[:2])'
 	@test -x $(BIN)/python || { rm -rf .venv; $(PYTHON) -m venv .venv; }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.$(if $(filter dev cuda,$(@F)),[dev$(comma)docs$(if $(filter cuda,$(@F)),$(comma)cuda)])'
-	@touch $@
-
-# What makes a release has an environment of its own, by hashes.
-.venv/release: release/tools.lock
-	@$(PYTHON) -m venv .venv/tools
-	$(TOOLS)/python -m pip install --quiet --require-hashes --requirement release/tools.lock
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.$(EXTRAS)'
 	@touch $@

@@ -1,1 +1,0 @@
-"""What a long run meets: kills, full disks, lost workers, damaged files. A part a file; ``python -m soak`` runs them."""

@@ -1,7 +1,7 @@
 import os
 import signal
 
-# A shell that starts the tests in the background has them and all that they start ignore Ctrl-C, which some tests send.
+# A shell that starts the tests in the background makes them and their processes ignore Ctrl-C, which some tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,7 +25,7 @@ hypothesis.settings.load_profile("tests")
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """The same numbers in every run, and memory that nobody filled is NaN, so that reading it shows."""
+    """The same random numbers in every run; uninitialised memory is NaN, so that reading it shows."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the test processes share the cores
     torch.use_deterministic_algorithms(True)
@@ -36,7 +36,7 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """A cache of one's own, also for the processes that are started, and no data folder."""
+    """A separate cache, also for processes that tests start, and no data folder."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     for name in ("PERMUTEFORMER_DATA", "PERMUTEFORMER_CACHE"):
@@ -46,18 +46,19 @@ def cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def in_folder(tmp_path, monkeypatch):
-    """An empty folder to be in, with a little of the data that pages name; what pages register is taken back afterwards."""
+    """A current folder with a little of the data that pages name; what pages register is removed afterwards."""
     import pages
 
     from permuteformer import ATTENTIONS, FEATURE_MAPS, POSITIONS
+    from permuteformer.tasks import TASKS
 
-    before = [set(ATTENTIONS), set(POSITIONS), set(FEATURE_MAPS)]
+    before = [set(ATTENTIONS), set(POSITIONS), set(TASKS)], set(FEATURE_MAPS)
     pages.write_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERMUTEFORMER_DATA", str(tmp_path / "FOLDER"))
     yield tmp_path
-    for registry, names in zip((ATTENTIONS, POSITIONS), before, strict=False):
+    for registry, names in zip((ATTENTIONS, POSITIONS, TASKS), before[0], strict=True):
         for name in set(registry) - names:
             registry.remove(name)
-    for name in set(FEATURE_MAPS) - before[2]:
+    for name in set(FEATURE_MAPS) - before[1]:
         del FEATURE_MAPS[name]

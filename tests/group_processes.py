@@ -7,7 +7,7 @@ import importlib
 import socket
 import traceback
 
-from train_processes import SERVER
+from processes import SERVER
 
 SECONDS = 60
 """Longer than any work takes."""
@@ -29,7 +29,7 @@ class Processes:
             self.pipes.append(ours)
 
     def __call__(self, function, *arguments, **named):
-        """What ``function``, ``"module.name"``, gives on each process, in the order of ranks."""
+        """Return the results of ``function``, ``"module.name"``, of all processes, in the order of ranks."""
         for pipe in self.pipes:
             pipe.send((function, arguments, named))
         found = []
@@ -53,7 +53,7 @@ def _serve(rank, number, port, pipe):
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # memory that nobody filled is NaN
+    torch.utils.deterministic.fill_uninitialized_memory = True  # uninitialised memory is NaN
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=number)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What fla's kernels need in order to run in Triton's interpreter, which is for kernels on tensors of the CPU."""
+"""Patches with which fla's kernels run in Triton's interpreter, on tensors of the CPU."""
 
 from __future__ import annotations
 

@@ -1,36 +1,38 @@
-"""The blocks of the pages: Python is executed in order, in one namespace a page; commands are run on small data, with settings made small.
+"""Runs the blocks of README and docs: Python in order, in one namespace per page; commands on small data with small settings.
 
-What cannot be run is marked by the block's title, ``title="not run by the tests: WHY"``; its commands are parsed all the same, and every
-option in them has to be there. The page of what was not run lists these blocks.
+Blocks that cannot run are marked by their title, ``title="not run by the tests: WHY"``. Their commands are still parsed with all options.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
+import commands
 import small_data
-from typer.main import get_command
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 FENCE = re.compile(r'^( *)```(\w*)(?: title="([^"]*)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
+DIRECTIVE = re.compile(r"^::: (\S+)(?:\n    options: \{members: \[([^]]*)\], show_root_heading: false)?", re.MULTILINE)
 MARK = "not run by the tests: "
 SHOWN = ("text", "")
-"""Languages of what is looked at and not run: output, and the map of the house."""
+"""Languages of blocks that are not run."""
 
 SMALL = {
     "train": {
-        "--hidden-size": "64",
-        "--num-hidden-layers": "1",
-        "--num-attention-heads": "2",
-        "--intermediate-size": "16",
+        "--model.hidden-size": "64",
+        "--model.num-hidden-layers": "1",
+        "--model.num-attention-heads": "2",
+        "--model.intermediate-size": "16",
         "--steps": "2",
         "--batch-size": "4",
         "--warmup-steps": "1",
@@ -38,14 +40,14 @@ SMALL = {
         "--test-items": "4",
         "--track": "none",
     },
-    "train lm-bytes": {"--corpus": "topics"},
-    "generate": {"--tokens": "20"},
+    "train lm-bytes": {"--task.corpus": "topics"},
+    "generate": {"--max-new-tokens": "20"},
     "data generate": {"--train": "8", "--validation": "4", "--test": "4", "--processes": "1"},
     "eval": {"--items": "4"},
 }
-"""What is put in place of a command's own settings, so that it takes a second."""
-INSTEAD = {"--steps": "--epochs"}
-"""Settings that exclude each other."""
+"""Options that replace those of a command, so that it takes a second."""
+EXCLUDED = {"--steps": "--epochs"}
+"""Options that cannot be given together."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,8 @@ class Block:
     text: str
 
     @property
-    def reason(self) -> str:
-        """Why it is not run; empty where it is."""
-        return self.title.removeprefix(MARK) if self.title.startswith(MARK) else ""
+    def is_run(self) -> bool:
+        return not self.title.startswith(MARK)
 
     @property
     def place(self) -> str:
@@ -69,7 +70,7 @@ class Block:
 
     @property
     def commands(self) -> list[list[str]]:
-        """Its command lines, as words."""
+        """Its commands, as words."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [words for line in lines if (words := shlex.split(line, comments=True))]
 
@@ -82,108 +83,105 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def documented() -> list[tuple[Path, str]]:
-    """Pages of the reference, and the names on them."""
-    return [(page, name) for page in PAGES for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)]
+def documented() -> list[str]:
+    """Return the names on the page of the API."""
+    found = DIRECTIVE.findall((ROOT / "docs" / "api.md").read_text())
+    return [name for path, members in found for name in ([f"{path}.{member}" for member in members.split(", ")] if members else [path])]
 
 
 def run(page: Path) -> dict:
-    """Everything on a page, in order, in the current folder; what its Python defined."""
+    """Run the blocks of a page in the current folder, and return what its Python defined."""
     space: dict = {"__name__": "page"}
     for block in blocks(page):
         if block.language in SHOWN:
             continue
-        assert block.language in ("python", "sh"), f"{block.place}: {block.language!r} is neither run nor output; say python, sh or text"
+        assert block.language in ("python", "sh"), f"{block.place}: {block.language!r} is not run: use python, sh or text"
         if block.language == "python":
-            code = compile("\n" * block.line + block.text, str(page), "exec")
-            if not block.reason:
+            code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)  # without the future imports of this file
+            if block.title.endswith(".py"):
+                space |= vars(_imported(block))
+            elif block.is_run:
                 exec(code, space)
         for words in block.commands if block.language == "sh" else ():
             try:
-                parse(words) if block.reason else execute(words)
+                execute(words) if block.is_run else parse(words)
             except (SystemExit, Exception) as error:
                 raise AssertionError(f"{block.place}: {shlex.join(words)}\n{error}") from error
     return space
 
 
-def execute(words: list[str]) -> str:
-    """Run a command, made small, and give what it said."""
-    assert words[0] == "permuteformer", f"only permuteformer's own commands are run here; mark the block: title={MARK + 'WHY'!r}"
-    from permuteformer.cli import app
+def _imported(block: Block) -> ModuleType:
+    """Write a block to the file that its title names, and import that."""
+    path = Path(block.title)
+    path.write_text(block.text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
-    result = CliRunner().invoke(app, small(words[1:]), env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.output
+
+def execute(words: list[str]) -> str:
+    """Run a command with small settings, and return its output."""
+    assert words[0] == "permuteformer", f"only commands of permuteformer are run; mark the block: title={MARK + 'WHY'!r}"
+    return commands.run(*small(words[1:]), columns=200)
 
 
 def small(words: list[str]) -> list[str]:
-    """The command with the settings of ``SMALL`` in place of its own.
+    """Replace options by those of ``SMALL``.
 
-    >>> small(["generate", "RUN", "--tokens", "100000"])
-    ['generate', 'RUN', '--tokens', '20']
+    >>> small(["generate", "RUN", "--max-new-tokens", "100000"])
+    ['generate', 'RUN', '--max-new-tokens', '20']
     """
     settings = {**SMALL.get(words[0], {}), **SMALL.get(" ".join(words[:2]), {})}
+    replaced = {*settings, *(EXCLUDED.get(name) for name in settings)}
     kept, rest = [], list(words)
     while rest:
         word = rest.pop(0)
-        if word in settings or word in (INSTEAD.get(name) for name in settings):
-            if rest and not rest[0].startswith("--"):
-                rest.pop(0)
-        else:
+        if word not in replaced:
             kept.append(word)
-    return kept + [word for pair in settings.items() for word in pair]
+        elif rest and not rest[0].startswith("--"):
+            rest.pop(0)
+    return kept + [word for setting in settings.items() for word in setting]
 
 
 def parse(words: list[str]) -> None:
-    """Raise where a command, or a word of it, is not known to the program it is for."""
+    """Raise if a command, or a word of it, is unknown to its program."""
     program, rest = words[0], words[1:]
     if program == "srun":
         parse(rest)
     elif program == "permuteformer":
-        parse_own(rest)
+        _parse_own(rest)
     elif program == "torchrun":
         from torch.distributed.run import get_args_parser
 
         found = get_args_parser().parse_args(["4" if word == "$SLURM_NNODES" else word for word in rest])
         assert (found.module, found.training_script) == (True, "permuteformer")
-        parse_own(found.training_script_args)
+        _parse_own(found.training_script_args)
     elif program == "pip":
         from pip._internal.commands import create_command
 
-        _, named = create_command(rest[0]).parse_args(rest[1:])
-        assert all(name == "." or name.startswith("permuteformer") for name in named)
+        _, packages = create_command(rest[0]).parse_args(rest[1:])
+        assert all(name.startswith((".", "permuteformer")) for name in packages)
     elif program == "make":
         subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, check=True, capture_output=True)
-    elif program in ("python", "python3"):
-        options = {word for word in rest[1:] if word.startswith("--")}
-        place = ROOT / rest[1] / "__main__.py" if rest[0] == "-m" else ROOT / rest[0]
-        source = place.read_text() if place.exists() else ""
-        assert place.exists() or not rest[0].endswith(".py"), f"{rest[0]} is not there"
-        assert all(f'"{option}"' in source for option in options), f"{rest[0]} does not know all of {sorted(options)}"
+    elif program == "python":
+        source = (ROOT / rest[0]).read_text()
+        assert all(f'"{word}"' in source for word in rest[1:] if word.startswith("--")), f"{rest[0]} has no such option"
     else:
-        assert program in (".", "export"), f"{program} is no command that is known here"
+        assert program in (".", "export") or words == ["python3", "-m", "venv", ".venv"], f"unknown command: {shlex.join(words)}"
 
 
-def parse_own(words: list[str]) -> None:
-    """Every option of a command of ours, and for training every field, its name and its value."""
-    from permuteformer.cli import app
+def _parse_own(words: list[str]) -> None:
+    from permuteformer.cli import COMMANDS
+    from permuteformer.cli.options import parse as parse_options
 
-    command, words, context = get_command(app), list(words), None
-    while hasattr(command, "resolve_command"):
-        context = command.make_context(command.name or "permuteformer", words[:1], parent=context, resilient_parsing=True)
-        name, command, words = command.resolve_command(context, words)
-        assert command is not None, f"there is no command {name!r}"
-    given = command.make_context(name, words, parent=context).params
-    if name == "train":
-        from permuteformer.train.fields import experiment_from_words
-
-        rest = list(given["rest"] or [])
-        path = {"path": rest.pop(0)} if rest and not rest[0].startswith("--") else {}
-        experiment_from_words(given["task"], given["model"], rest, path, None)
+    name = next(" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS)
+    parse_options(COMMANDS[name], name, words[len(name.split()) :])
 
 
 def write_data(folder: Path) -> None:
-    """A little of everything that pages name, in the current folder and in the data folder."""
+    """Write a little of all data that pages name, to the current folder and to the data folder."""
     reviews = [{"text": f"{'good' if n % 2 else 'bad'} film number {n}", "label": "up" if n % 2 else "down"} for n in range(60)]
     (folder / "reviews.csv").write_text(small_data.csv(reviews))
     (folder / "new.csv").write_text("text\na good film\na bad one\n")

@@ -23,7 +23,7 @@ def run(notebook):
 
 
 def texts(outputs):
-    """What of a cell's outputs is text: printed, or the value of its last line."""
+    """Return the texts of a cell's outputs: printed, or the value of its last line."""
     return ["".join(output.get("text", output.get("data", {}).get("text/plain", []))) for output in outputs if _is_text(output)]
 
 

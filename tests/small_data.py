@@ -1,18 +1,31 @@
 """A little data of every layout, written for tests."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import pickle
+import tarfile
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import strategies as st
 from PIL import Image
 
+from permuteformer.tasks.readers.errors import Errors
+
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-"""Real data, where it stands beside the project; tests that need it are skipped elsewhere."""
+"""Real data, in a folder beside the project; tests that need it are skipped if it is missing."""
+
+PIECES = [b"a", b",", b"\t", b'"', b"\n", b"\n", b"\r\n", b"\r", b"\0", b"\xff", b"\xef\xbb\xbf", "é".encode(), b"{", b'{"a":1}', b"NaN"]
+odd_bytes = st.lists(st.sampled_from(PIECES), max_size=40).map(b"".join) | st.binary(max_size=200)
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 
 ROWS = [{"text": f'Größe {n}, "quoted"', "label": ["bad", "good", "ugly"][n % 3]} for n in range(90)]
 
@@ -32,6 +45,52 @@ def write(path, rows):
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
+
+
+class AllErrors(Errors):
+    """Skips errors and keeps all of them."""
+
+    def __init__(self):
+        super().__init__(skip=True)
+        self.all = []
+
+    def add(self, error):
+        super().add(error)
+        assert str(error).isprintable()
+        self.all.append(error)
+
+
+def read(reader, path, **options):
+    """Return what a reader yields, and the messages of the errors that it skips."""
+    errors = AllErrors()
+    return list(reader(path, errors, **options)), [str(error) for error in errors.all]
+
+
+def written(path, data):
+    path.write_bytes(data)
+    return path
+
+
+def tar_bytes(files, mode="w", format=tarfile.PAX_FORMAT):
+    """Return an archive of files, given as pairs of name and content; of folders, whose names end in ``/``."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode, format=format) as tar:
+        for name, content in files:
+            info = tarfile.TarInfo(name.rstrip("/") if name.endswith("/") else name)
+            info.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def zip_bytes(files, compression=zipfile.ZIP_DEFLATED):
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name may occur twice
+        with zipfile.ZipFile(file, "w", compression) as archive:
+            for name, content in files:
+                archive.writestr(name, content)
+    return file.getvalue()
 
 
 def picture(shade, size=(40, 20)):

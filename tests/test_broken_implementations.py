@@ -1,4 +1,4 @@
-"""Every contract check must reject a layer that is broken in the way it looks for."""
+"""Every contract check rejects an attention or a task that is broken in the way it looks for."""
 
 from dataclasses import replace
 from functools import partial
@@ -10,6 +10,8 @@ import torch
 
 from permuteformer import PermuteFormerAttention
 from permuteformer.tasks.digits import Digits
+from permuteformer.tasks.inputs import Image
+from permuteformer.tokens import PAPER, Alphabet
 
 # Each of these replaces the ``forward`` of a correct layer.
 
@@ -147,47 +149,54 @@ class WrongLengths(Digits):
         return super().lengths(split) - 1
 
 
-class RowsForColumns(Digits):
-    def collate(self, items):
-        batch = super().collate(items)
+class ForgetsItsOptions(Digits):
+    alphabet = PAPER
+
+    def __init__(self):
+        super().__init__()
+        self.alphabet = Alphabet.lra_pixels()
+
+    def __getstate__(self):
+        return {}
+
+    @property
+    def input(self):
+        return replace(super().input, alphabet=self.alphabet)
+
+
+class RowsForColumns(Image):
+    def collate(self, items, **options):
+        batch = super().collate(items, **options)
         return replace(batch, positions=batch.positions.flip(-1) + 1)
 
 
-class LabelsFromOne(Digits):
-    def collate(self, items):
-        batch = super().collate(items)
+class LabelsFromOne(Image):
+    def collate(self, items, **options):
+        batch = super().collate(items, **options)
         return replace(batch, labels=batch.labels + 1)
 
 
-class DependsOnItsNeighbours(Digits):
-    def collate(self, items):
-        batch = super().collate(items)
+class DependsOnItsNeighbours(Image):
+    def collate(self, items, **options):
+        batch = super().collate(items, **options)
         return replace(batch, input_ids=(batch.input_ids + len(items)).clamp(max=self.vocab_size - 1))
 
 
-class MeansForSums(Digits):
+class MeansForSums(Image):
     def score(self, logits, batch):
         return {name: value / len(batch) for name, value in super().score(logits, batch).items()}
 
 
-class ForgetsItsOptions(Digits):
-    def __getstate__(self):
-        return {"protocol": "lra"}
-
-    def __setstate__(self, state):
-        self.__init__(**state)
-
-
-class NothingToRead(Digits):
-    def words(self, item):
+class HasTexts(Image):
+    def texts(self, item):
         return ["an image"]
 
 
-class TooFewTokens(Digits):
-    @property
-    def vocab_size(self):
-        return 100
+class TooFewTokens(Image):
+    vocab_size = 100
 
+
+# Tasks, and inputs that replace the one of a task.
 
 BROKEN_TASKS = {
     WrongLengths: "lengths_are_those_of_batches",
@@ -196,17 +205,18 @@ BROKEN_TASKS = {
     DependsOnItsNeighbours: "an_item_is_the_same_alone_and_among_others",
     MeansForSums: "sums_add_up",
     ForgetsItsOptions: "a_copy_in_another_process_is_the_same_task",
-    NothingToRead: "items_in_words",
+    HasTexts: "items_in_words",
     TooFewTokens: "models_take_its_batches",
 }
 
 
 @pytest.mark.parametrize(("broken", "check"), BROKEN_TASKS.items())
-def test_broken_tasks_are_rejected(broken, check, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_broken_tasks_are_rejected(broken, check, monkeypatch):
     task_checks.CHECKS[check](Digits())
+    if issubclass(broken, Image):
+        monkeypatch.setattr(Digits, "input", broken(tuple("0123456789"), (8, 8)))
     with pytest.raises((AssertionError, ValueError)):
-        task_checks.CHECKS[check](broken())
+        task_checks.CHECKS[check](Digits() if issubclass(broken, Image) else broken())
 
 
 def test_every_task_check_rejects_a_broken_task():

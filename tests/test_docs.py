@@ -1,32 +1,113 @@
-"""The pages of README and docs do what they say."""
+"""README and docs: blocks run, numbers are those of the results, links lead somewhere, examples of extensions pass the contract checks."""
 
 import re
 import subprocess
-from pathlib import Path
+import sys
+import textwrap
+from importlib.util import module_from_spec, spec_from_file_location
 
+import checks
 import pages
 import pytest
 
-ELSEWHERE = {"docs/convert.md": "tests/models/test_convert.py", "README.md": "tests/test_readme.py"}
-"""Pages that another test runs, and looks at what came of it."""
+from permuteformer import build, presets
+
+ROOT, README = pages.ROOT, pages.README
+EXTENDING = ROOT / "docs" / "extending.md"
+RUN_HERE = [page for page in pages.PAGES if page.name != "convert.md"]
+"""Pages but the one that tests/models/test_convert.py runs."""
+
+each_page = pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.stem)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in pages.PAGES if str(page.relative_to(pages.ROOT)) not in ELSEWHERE], ids=lambda page: page.stem
-)
+@pytest.fixture(scope="module")
+def measured():
+    spec = spec_from_file_location("measured", ROOT / "docs" / "measured.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.stem)
 def test_the_page_runs(page, in_folder):
     pages.run(page)
+    if page == README:
+        check_alibi()
 
 
-def test_pages_that_are_run_elsewhere_are():
-    for page, test in ELSEWHERE.items():
-        assert Path(page).stem in (pages.ROOT / test).read_text()
+def check_alibi():
+    for attention in ("softmax", "linear"):
+        for causal in (False, True):
+            layer = build(attention, [("alibi", {})], hidden_size=32, num_heads=2, causal=causal).double()
+            names = ["padding", "masked_keys", "all_masked", "batch", "packed", "relative", *(["causal", "resume"] if causal else [])]
+            for name in names:
+                checks.CHECKS[name](layer)
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.stem)
-def test_every_file_that_is_linked_to_is_there(page):
+@each_page
+def test_numbers_are_those_of_the_results(page, measured):
+    assert measured.updated(page.read_text()) == page.read_text(), "run: python docs/measured.py"
+
+
+def test_every_number_that_is_generated_is_on_a_page(measured):
+    text = "".join(page.read_text() for page in pages.PAGES)
+    assert {place[2] for place in measured.PLACE.finditer(text)} == measured.GENERATED.keys()
+
+
+@pytest.mark.parametrize("page", [*pages.PAGES, *ROOT.glob("*.md")], ids=lambda page: page.stem)
+def test_links_lead_to_files(page):
     for link in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", page.read_text()):
-        assert link.startswith("project/") or (page.parent / link).exists(), f"{page.name} links to {link}"
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@each_page
+def test_shell_blocks_are_valid(page):
+    for block in pages.blocks(page):
+        if block.language == "sh":
+            subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+
+
+def test_files_that_the_architecture_names_exist():
+    paths = {path.relative_to(ROOT).as_posix() for top in ("src", "tests", "docs") for path in (ROOT / top).rglob("*.py")}
+    for name in re.findall(r"`([\w/]+\.py)", (ROOT / "ARCHITECTURE.md").read_text()):
+        assert any(f"/{path}".endswith(f"/{name}") for path in paths), f"ARCHITECTURE.md names {name}"
+
+
+def test_files_of_extending_work_outside_of_the_package(tmp_path):
+    for block in pages.blocks(EXTENDING):
+        if block.title.endswith(".py"):
+            (tmp_path / block.title).write_text(block.text)
+    program = """
+        import sys
+        sys.path[:0] = sys.argv[1:]
+        import turn, mean, softplus, tickets, checks
+        from permuteformer import build
+        from permuteformer.tasks import TASKS
+
+        layer = build("linear", ["turn"], hidden_size=32, num_heads=2, causal=True, feature_map="softplus").double()
+        for name in ("causal", "padding", "resume", "packed"):
+            checks.CHECKS[name](layer)
+        layer = build("mean", hidden_size=32, num_heads=2).double()
+        for name in ("padding", "masked_keys", "all_masked", "batch"):
+            checks.CHECKS[name](layer)
+        assert "tickets" in TASKS
+        try:
+            build("mean", ["turn"], hidden_size=32, num_heads=2)
+        except ValueError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path), str(ROOT / "tests")]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"'mean'.*'turn'.*transform", run.stdout)
+
+
+def test_the_row_of_extending_is_an_entry_of_the_presets():
+    (entry,) = (block.text for block in pages.blocks(EXTENDING) if block.title == "in LM_ROWS")
+    ((name, row),) = eval(f"{{{entry}}}", vars(presets)).items()
+    assert row.tables == presets.LANGUAGE
+    assert name not in presets.LM_ROWS
+    assert row.fields(presets.LM)["position"] == [{"name": "rope"}]
 
 
 @pytest.mark.parametrize(
@@ -46,26 +127,20 @@ def test_every_file_that_is_linked_to_is_there(page):
         "curl example.org",
     ],
 )
-def test_a_misspelled_command_is_noticed(words):
+def test_misspelled_commands_are_found(words):
     with pytest.raises((SystemExit, Exception)):
         pages.parse(words.split())
 
 
-def test_a_command_that_fails_is_noticed(in_folder):
-    page = in_folder / "page.md"
-    page.write_text("```sh\npermuteformer eval nowhere\n```\n")
-    with pytest.raises(AssertionError, match=r"page.md:1: permuteformer eval nowhere"):
-        pages.run(page)
-    page.write_text("```ruby\nputs 1\n```\n")
-    with pytest.raises(AssertionError, match="'ruby' is neither run nor output"):
-        pages.run(page)
-    page.write_text("```sh\ncurl example.org\n```\n")
-    with pytest.raises(AssertionError, match="mark the block"):
-        pages.run(page)
-
-
-def test_scripts_of_shell_can_be_read():
-    for page in pages.PAGES:
-        for block in pages.blocks(page):
-            if block.language == "sh":
-                subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("```sh\npermuteformer eval nowhere\n```\n", "page.md:1.*eval nowhere"),
+        ("```ruby\nputs 1\n```\n", "ruby"),
+        ("```sh\ncurl example.org\n```\n", "mark the block"),
+    ],
+)
+def test_blocks_that_fail_are_found(block, message, in_folder):
+    (in_folder / "page.md").write_text(block)
+    with pytest.raises(AssertionError, match=message):
+        pages.run(in_folder / "page.md")

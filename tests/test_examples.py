@@ -1,7 +1,6 @@
-"""The examples and the notebook run, show what they say they show, and docs/examples.md has what came out.
+"""The examples and the notebook run and show what they claim.
 
-``python tests/test_examples.py`` runs every example as it stands (or those that are named), on one core, writes what it prints and how
-long it took to ``results/examples``, and from there to the page.
+``python tests/test_examples.py [NAME …]`` runs the examples on one core and writes their output and time to ``results/examples``.
 """
 
 import json
@@ -17,8 +16,9 @@ from tempfile import TemporaryDirectory
 import pytest
 import run_notebook
 
+from permuteformer.machine import environment
+
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "examples.md"
 RESULTS = ROOT / "results" / "examples"
 NAMES = ("layer", "swap_attention", "finetune_csv", "streaming", "image_2d", "sequence_parallel")
 TOUR = ROOT / "examples" / "tour.ipynb"
@@ -36,7 +36,7 @@ def example(tmp_path):
 
 @pytest.fixture
 def example_here(monkeypatch, capsys, tmp_path):
-    """Runs an example in this process, which has imported most of what it needs; gives its exit code and what it said."""
+    """Runs an example in this process, which has imported most of what it needs; returns its exit code and output."""
 
     def run_here(name, *arguments):
         path = ROOT / "examples" / f"{name}.py"
@@ -134,16 +134,16 @@ def test_two_processes_have_the_gradients_of_one(example):
 
 @pytest.mark.parametrize("name", ["layer", "swap_attention", "streaming", "image_2d", "recall"])
 def test_no_steps_are_refused(name, example_here):
-    code, said = example_here(name, "--steps", "0")
+    code, output = example_here(name, "--steps", "0")
     assert code == 2
-    assert re.search(r"--steps must be at least \d; it is 0", said)
+    assert re.search(r"--steps must be at least \d; it is 0", output)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "recall"])
 def test_help_says_what_it_shows_and_how_to_run_it(name, example_here):
-    code, said = example_here(name, "--help")
+    code, output = example_here(name, "--help")
     assert code == 0
-    assert f"    python examples/{name}.py" in said
+    assert f"    python examples/{name}.py" in output
 
 
 def is_alike(text, known):
@@ -189,23 +189,6 @@ def test_a_cell_gives_what_it_prints_its_last_value_and_its_figures():
     assert len(run_notebook.pictures(first)) == 1
 
 
-def test_the_page_has_what_the_examples_print():
-    assert with_results(PAGE.read_text()) == PAGE.read_text(), "run: python tests/test_examples.py"
-    assert re.findall(r"<!-- output (\w+) -->", PAGE.read_text()) == list(NAMES)
-
-
-def with_results(page):
-    """The page with what stands after each mark made from the results."""
-    for name in NAMES:
-        printed = (RESULTS / f"{name}.txt").read_text()
-        page = re.sub(
-            rf"(<!-- output {name} -->\n```text\n).*?(```\n)", lambda found, text=printed: found[1] + text + found[2], page, flags=re.S
-        )
-    rows = [json.loads(line) for line in (RESULTS / "seconds.jsonl").read_text().splitlines()]
-    table = "".join(f"| `{row['example']}` | {row['cpu_seconds']:.0f} |\n" for row in rows)
-    return re.sub(r"(<!-- seconds -->\n.*\n\|[-|]+\n)(?:\|.*\n)*", lambda found: found[1] + table, page)
-
-
 def measure(names):
     """Run examples as they stand; note what they print, and the seconds that processors were at it, those of their processes too."""
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -217,9 +200,8 @@ def measure(names):
             (RESULTS / f"{name}.txt").write_text(run(name, folder=folder))
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        rows[name] = {"example": name, "cpu_seconds": round(seconds, 1), "python": sys.version.split()[0], "threads": 1}
+        rows[name] = {"example": name, "cpu_seconds": round(seconds, 1), "environment": {**environment(), "threads": 1}}
     record.write_text("".join(json.dumps(rows[name]) + "\n" for name in NAMES if name in rows))
-    PAGE.write_text(with_results(PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""What is timed does what it is called: formulas and peers beside ours, on small sizes."""
+"""Subjects of benchmarks compute what their names say: formulas, peers and our models, at small sizes."""
 
 import pytest
 import torch
 
-from permuteformer.bench.items import prepare
-from permuteformer.bench.subjects import SUBJECTS, Subject, decode, formula, make, op, peer
-from permuteformer.models import PermuteFormerForSequenceClassification
+from permuteformer.bench import subjects
+from permuteformer.bench.eager import EagerModel, eager_attention
+from permuteformer.bench.inputs import prepare
+from permuteformer.bench.subjects import METHODS, TRANSFORMERS_PEERS, make_decode, make_formula, make_model, make_op, make_peer
 from permuteformer.ops.feature_map import relu_eps
 from permuteformer.ops.linear import linear_attention
 from permuteformer.positions.permute import Permute
@@ -31,33 +32,34 @@ def fields(task="text", row="permuteformer", length=40, kind="inference"):
 class TestOp:
     @pytest.mark.parametrize("gradients", [False, True])
     @pytest.mark.parametrize("causal", [False, True])
-    @pytest.mark.parametrize("method", op.METHODS)
+    @pytest.mark.parametrize("method", METHODS)
     def test_every_method_runs(self, method, causal, gradients):
+        options = {"length": 10, "heads": 2, "features": 8, "values": 4, "causal": causal, "gradients": gradients}
         if causal and method.startswith("formula"):
-            with pytest.raises(ValueError, match="has no causal form"):
-                op.make("cpu", method, length=10, causal=True)
+            with pytest.raises(ValueError, match=f"'{method}'.*causal"):
+                make_op("cpu", method, **options)
             return
-        made = op.make("cpu", method, length=10, heads=2, features=8, values=4, causal=causal, gradients=gradients)
-        out = made.step()
-        assert all(part.isfinite().all() for part in (out if isinstance(out, tuple) else (out,)))
+        out = make_op("cpu", method, **options).step()
+        parts = out if gradients and method != "matmul" else (out,)
+        assert all(part.isfinite().all() for part in parts)
         if method != "matmul":
-            shapes = [part.shape for part in out] if gradients else [out.shape]
             size = 4 if method == "sdpa" else 8
-            assert shapes == ([(1, 2, 10, size), (1, 2, 10, size), (1, 2, 10, 4)] if gradients else [(1, 2, 10, 4)])
+            expected = [(1, 2, 10, size), (1, 2, 10, size), (1, 2, 10, 4)] if gradients else [(1, 2, 10, 4)]
+            assert [part.shape for part in parts] == expected
 
-    def test_the_work_is_that_of_the_roofline(self):
+    def test_the_number_of_operations(self):
         shape = {"length": 4096, "heads": 8, "features": 256, "values": 64}
-        assert op.make("cpu", "permuteformer", **shape).flops == 4 * 8 * 4096 * 256 * 64
-        assert op.make("cpu", "permuteformer", **shape, gradients=True).flops == 12 * 8 * 4096 * 256 * 64
+        assert make_op("cpu", "permuteformer", **shape).flops == 4 * 8 * 4096 * 256 * 64
+        assert make_op("cpu", "permuteformer", **shape, gradients=True).flops == 12 * 8 * 4096 * 256 * 64
 
-    def test_the_formula_is_ours(self):
+    def test_the_formula_equals_our_attention(self):
         q, k, v = torch.randn(3, 2, 2, 30, 16, dtype=torch.float64)
         permute, mask = Permute(2, 16), torch.rand(2, 30) > 0.3
         positions = torch.arange(30).view(1, -1, 1)
-        eager = formula.eager_attention(q, k, v, permute.tables(positions), mask)
+        eager = eager_attention(q, k, v, permute.tables(positions), mask)
         ours = linear_attention(q, k, v, feature_map=relu_eps, transform=permute, positions=positions, key_mask=mask)[0]
-        shown = mask[:, None, :, None]  # of a hidden token nothing is asked
-        torch.testing.assert_close(eager * shown, ours * shown, rtol=1e-10, atol=1e-10)
+        real = mask[:, None, :, None]  # outputs of masked tokens may differ
+        torch.testing.assert_close(eager * real, ours * real, rtol=1e-10, atol=1e-10)
 
 
 class TestFormula:
@@ -67,88 +69,65 @@ class TestFormula:
     def test_with_our_weights_it_gives_our_logits(self, task, row, length):
         prepared = prepare(fields(task, row, length), "cpu")
         ours = build_model(prepared.config, "classify").eval()
-        assert isinstance(ours, PermuteFormerForSequenceClassification)
         positions = prepared.arguments.get("position_ids", torch.arange(length).view(1, -1, 1))[:1]
-        eager = formula.EagerModel(prepared.config, "classify", positions).eval()
+        eager = EagerModel(prepared.config, "classify", positions).eval()
+        theirs = dict(eager.named_parameters())
         with torch.no_grad():
-            theirs = dict(eager.named_parameters())
-            matched = {id(theirs[name]) for name, weight in _pairs(ours, theirs) if theirs[name].copy_(weight) is not None}
-        assert len(matched) == len(theirs)
-        with torch.no_grad():
+            for name, weight in ours.named_parameters():
+                theirs.pop(eager_name(name)).copy_(weight)
+            assert not theirs  # every weight has been copied
             logits = ours(**prepared.arguments).logits
             prepared.arguments.pop("position_ids", None)
             torch.testing.assert_close(eager(**prepared.arguments).logits, logits, rtol=1e-4, atol=1e-5)
 
     def test_it_has_our_number_of_weights(self):
         for task, length in (("text", 40), ("retrieval", 40), ("image", 1026)):
-            ours, eager = make("model", fields(task, length=length), "cpu"), make("formula", fields(task, length=length), "cpu")
-            assert ours.parameters == eager.parameters
+            options = fields(task, length=length)
+            assert make_model("cpu", **options).parameters == make_formula("cpu", **options).parameters
 
     @pytest.mark.parametrize("task", ["text", "retrieval"])
     def test_it_trains(self, task):
-        assert formula.make("cpu", **fields(task, kind="training")).step() is None
-
-    def test_language_models_are_refused(self):
-        with pytest.raises(ValueError, match="no causal form"):
-            formula.make("cpu", task="lm-bytes", model="permuteformer-lm", kind="training", length=20, model_fields={"vocab_size": 259})
+        assert make_formula("cpu", **fields(task, kind="training")).step() is None
 
 
-def _pairs(ours, theirs):
-    """Weights of ours by the names that the formula's model has for them."""
-    names = {
+def eager_name(name):
+    """Return the name that a weight of ours has in ``EagerModel``."""
+    replaced = {
         "feed_forward_norm": "norm",
         "model.embed_tokens": "embedding",
         "model.position.encodings.0.axis_tables.0.weight": "learned",
         "model.": "",
         "classifier": "head",
         "pooler.dense": "pooler",
+        ".attention.": ".",
     }
-    for name, weight in ours.named_parameters():
-        found = name.replace("attention_norm", "@").replace("attention.", "").replace("@", "attention_norm")
-        for old, new in names.items():
-            found = found.replace(old, new)
-        assert found in theirs, (name, found, list(theirs))
-        yield found, weight
+    for old, new in replaced.items():
+        name = name.replace(old, new)
+    return name
 
 
 class TestPeers:
-    @pytest.mark.parametrize("name", [name for name in peer.PEERS if name.startswith("hf-")])
+    @pytest.mark.parametrize("name", TRANSFORMERS_PEERS)
     def test_those_of_transformers_run(self, name):
-        made = peer.make("cpu", name, **fields(kind="training"))
+        made = make_peer("cpu", name, **fields(kind="training"))
         assert made.step() is None
         assert made.parameters > 1000
 
-    def test_what_is_not_installed_is_said(self, monkeypatch):
-        monkeypatch.setattr(peer, "find_spec", lambda name: None)
+    def test_a_package_that_is_not_installed_is_named(self, monkeypatch):
+        monkeypatch.setattr(subjects, "find_spec", lambda name: None)
         with pytest.raises(ModuleNotFoundError, match="pip install performer-pytorch"):
-            peer.make("cpu", "performer-pytorch", **fields())
+            make_peer("cpu", "performer-pytorch", **fields())
 
-    def test_refusals(self):
-        with pytest.raises(ValueError, match="did you mean 'hf-longformer'"):
-            peer.make("cpu", "hf-longfomer", **fields())
-        with pytest.raises(ValueError, match="peers are measured on tasks that classify"):
-            peer.make("cpu", "hf-longformer", **fields("retrieval"))
+    def test_they_only_classify(self):
+        with pytest.raises(ValueError, match="'lra-retrieval'.*'match'"):
+            make_peer("cpu", "hf-longformer", **fields("retrieval"))
 
 
-class TestDecode:
-    @pytest.mark.parametrize("row", ["permuteformer", "transformer"])
-    def test_it_goes_on_from_its_position(self, row):
-        small = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        made = decode.make("cpu", f"{row}-lm", 5000, model_fields=small)
-        made.step()
-        cache = made.step.__wrapped__.__closure__ if hasattr(made.step, "__wrapped__") else made.step.__closure__
-        seen = [cell.cell_contents.get_seq_length() for cell in cache if hasattr(cell.cell_contents, "get_seq_length")]
-        assert seen == [5001]
-
-    def test_refusals(self):
-        with pytest.raises(ValueError, match="is not causal"):
-            decode.make("cpu", "permuteformer-text", 10)
-        with pytest.raises(ValueError, match="unknown preset"):
-            decode.make("cpu", "permuteformer-ml", 10)
-
-
-def test_every_subject_can_be_made():
-    with pytest.raises(ValueError, match="unknown subject 'opp'"):
-        make("opp", {}, "cpu")
-    assert set(SUBJECTS) == {"decode", "formula", "model", "op", "peer"}
-    assert isinstance(make("op", {"method": "sdpa", "length": 4}, "cpu"), Subject)
+@pytest.mark.parametrize(("row", "peer"), [("permuteformer", None), ("transformer", None), ("permuteformer", "hf-gpt2")])
+def test_every_step_decodes_the_token_at_the_same_position(row, peer, monkeypatch):
+    """The cache of ours grows by a token per step; that of a peer is cut back to the position."""
+    small = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    step = make_decode("cpu", f"{row}-lm", 5000, model_fields=small, peer=peer).step
+    step()
+    (cache,) = (cell.cell_contents for cell in step.__wrapped__.__closure__ if hasattr(cell.cell_contents, "get_seq_length"))
+    assert cache.get_seq_length() == (5001 if peer is None else 5000)

@@ -1,125 +1,72 @@
-"""What is measured, and what is to be reached."""
+"""Sweeps name cases that exist, and performance targets compare cases that are measured."""
 
 import pytest
 
-from permuteformer.bench import run, sweeps
-from permuteformer.bench.bars import BARS, Bar, worst_doubling
-from permuteformer.bench.case import BLANK, Case
-from permuteformer.bench.subjects import SUBJECTS
+from permuteformer.bench import sweeps
+from permuteformer.bench.subjects import METHODS, SUBJECTS
+from permuteformer.bench.targets import DOUBLING, MEMORY, TARGETS, TIME_PER_FLOP, Target, measured_ratios, worst_doubling
 from permuteformer.models import PRESETS
 
+GROUPS = {
+    "ops": sweeps.ops(),
+    "train": sweeps.models("training"),
+    "latency": sweeps.models("inference"),
+    "decode": sweeps.decode(),
+}
 
-def every_group():
-    return {
-        "ops": sweeps.ops(),
-        "train": sweeps.models("training"),
-        "latency": sweeps.models("inference"),
-        "decode": sweeps.decode(),
+
+def test_every_case_names_a_subject_and_a_preset():
+    assert {*GROUPS, "scaling"} == set(sweeps.SWEEPS)
+    cases = [case for groups in GROUPS.values() for group in groups.values() for case in group.values()]
+    cases += [case for rows in sweeps.scaling().values() for curve in rows.values() for case in curve.values()]
+    for case in cases:
+        assert case.subject in SUBJECTS
+        assert case.options.get("model", "permuteformer-text") in PRESETS
+        assert case.options.get("method", "sdpa") in METHODS
+
+
+def test_rows_tasks_and_lengths_are_checked():
+    with pytest.raises(ValueError, match=r"'preformer'.*'reformer'"):
+        sweeps.models("training", ["text"], ["preformer"])
+    with pytest.raises(ValueError, match=r"'imag'.*'image'"):
+        sweeps.models("training", ["imag"])
+    with pytest.raises(ValueError, match=r"lengths.*2"):
+        sweeps.scaling([512, 2])
+    assert list(sweeps.models("training", ["text"], ["performer", "performer", "permuteformer"])["text"]) == ["permuteformer", "performer"]
+
+
+def test_every_target_compares_measured_cases():
+    for sweep, groups in GROUPS.items():
+        for target in TARGETS[sweep]:
+            assert {target.case, target.against} <= groups[target.group].keys()
+
+
+def test_ratios():
+    results = {
+        "permuteformer": {"seconds_best": 1.0, "peak_memory_bytes": 30, "ready_memory_bytes": 20, "flops": 10},
+        "formula": {"seconds_best": 4.0, "peak_memory_bytes": 60, "ready_memory_bytes": 20, "flops": 10},
+        "sdpa": {"seconds_best": None},
     }
+    assert Target("g", "formula", 1).ratio(results) == 0.25
+    assert Target("g", "formula", 1, quantity=MEMORY).ratio(results) == 0.25
+    assert Target("g", "formula", 1, quantity=TIME_PER_FLOP).ratio(results) == 0.25
+    assert Target("g", "sdpa", 1).ratio(results) is None
+    assert Target("g", "matmul", 1).ratio(results) is None
 
 
-class TestSweeps:
-    def test_every_case_names_what_there_is(self):
-        curves = [case for rows in sweeps.scaling().values() for cases in rows.values() for case in cases.values()]
-        for case in [case for groups in every_group().values() for group in groups for case in group.cases.values()] + curves:
-            assert case.subject in SUBJECTS
-            assert case.options.get("model", "permuteformer-text") in PRESETS
-
-    def test_every_bar_is_of_cases_that_are_measured(self):
-        for name, groups in every_group().items():
-            cases = {group.name: group.cases for group in groups}
-            for bar in BARS[name]:
-                assert {bar.case, bar.against} <= cases[bar.group].keys()
-
-    def test_rows_and_tasks_are_checked(self):
-        with pytest.raises(ValueError, match=r"unknown row 'preformer'.*did you mean 'reformer'"):
-            sweeps.models("training", ["text"], ["preformer"])
-        with pytest.raises(ValueError, match=r"unknown task 'imag'.*did you mean 'image'"):
-            sweeps.models("training", ["imag"])
-        with pytest.raises(ValueError, match="lengths must be 4 or more"):
-            sweeps.scaling([512, 2])
-        assert list(sweeps.models("training", ["text"], ["performer", "performer", "permuteformer"])[0].cases) == [
-            "permuteformer",
-            "performer",
-        ]
+def test_targets_without_results_are_left_out():
+    lines = [
+        {"group": "image", "row": row, "length": None, "result": {"seconds_best": best}}
+        for row, best in {"permuteformer": 1.0, "performer": 2.0}.items()
+    ]
+    assert [(group, at_most, ratio) for group, _, at_most, ratio in measured_ratios("latency", lines)] == [("image", 1.03, 0.5)]
 
 
-class TestBars:
-    def test_ratios(self):
-        results = {
-            "permuteformer": {"seconds_best": 1.0, "peak_memory_bytes": 30, "ready_memory_bytes": 20, "flops": 10},
-            "formula": {"seconds_best": 4.0, "peak_memory_bytes": 60, "ready_memory_bytes": 20, "flops": 10},
-            "sdpa": {"seconds_best": None},
-        }
-        assert Bar("g", "formula", 1).ratio(results) == 0.25
-        assert Bar("g", "formula", 1, quantity="extra memory").ratio(results) == 0.25
-        assert Bar("g", "formula", 1, quantity="time of a floating-point operation").ratio(results) == 0.25
-        assert Bar("g", "sdpa", 1).ratio(results) is None
-        assert Bar("g", "matmul", 1).ratio(results) is None
+def test_the_worst_doubling_counts():
+    def line(length, seconds):
+        return {"group": sweeps.CAUSAL_CURVE, "row": "permuteformer", "length": length, "result": {"seconds_best": seconds}}
 
-    def test_the_worst_doubling_counts(self):
-        def line(length, seconds):
-            return {"group": sweeps.CURVE, "row": "permuteformer", "length": length, "result": {"seconds_best": seconds}}
-
-        lines = [line(4096, 1.0), line(8192, 9.0), line(16384, 18.0), line(32768, 45.0), line(65536, None)]
-        assert worst_doubling(lines) == 2.5
-        assert worst_doubling(lines[:1]) is None
-
-
-class TestByLength:
-    def test_a_curve_ends_before_it_takes_too_long(self, monkeypatch):
-        class Squared:
-            def __init__(self, case, **how):
-                self.seconds = case.options["length"] ** 2
-
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *_):
-                pass
-
-            def turn(self):
-                return self.seconds
-
-            def end(self):
-                return {**BLANK, "status": "finished", "seconds_best": self.seconds}
-
-        monkeypatch.setattr(run, "Apart", Squared)
-        cases = {n: Case("op", {"length": n}) for n in (1, 2, 4, 8, 16)}
-        lines = list(run.by_length("scaling", {"g": {"r": cases}}, turns=2, limit_seconds=20))
-        assert [line["result"]["status"] for line in lines] == ["finished", "finished", "finished", "not run"]
-        assert lines[-1]["result"]["message"] == "by the lengths before, it would take 64 s a call, and the limit is 20 s"
-
-    def test_memory_that_the_shorter_one_holds_is_not_missing(self, monkeypatch):
-        held = {}
-
-        class Large:
-            def __init__(self, case, **how):
-                self.size = case.options["length"]
-
-            def __enter__(self):
-                self.fits = self.size + sum(held.values()) <= 16
-                held[id(self)] = self.size if self.fits else 0
-                return self
-
-            def __exit__(self, *_):
-                held.pop(id(self), None)
-
-            def turn(self):
-                return float(self.size) if self.fits else None
-
-            def end(self):
-                held.pop(id(self))
-                return {**BLANK, "status": "finished" if self.fits else "out of memory", "seconds_best": self.turn()}
-
-        monkeypatch.setattr(run, "Apart", Large)
-        cases = {n: Case("op", {"length": n}) for n in (2, 8, 16, 32, 64)}
-        lines = list(run.by_length("scaling", {"g": {"r": cases}}, turns=2, limit_seconds=1000))
-        assert [line["result"]["status"] for line in lines] == ["finished", "finished", "finished", "out of memory"]
-        assert not held
-
-    def test_real_ones(self):
-        curves = {"g": {"sdpa": {n: Case("op", {"method": "sdpa", "length": n}) for n in (8, 16)}}}
-        lines = list(run.by_length("scaling", curves, turns=2, limit_seconds=20, turn_seconds=0, threads=1))
-        assert [(line["length"], line["result"]["repeats"], line["result"]["threads"]) for line in lines] == [(8, 4, 1), (16, 2, 1)]
-        assert lines[0]["environment"]["versions"]["torch"]
+    lines = [line(4096, 1.0), line(8192, 9.0), line(16384, 18.0), line(32768, 45.0), line(65536, None)]
+    assert worst_doubling(lines) == 2.5
+    assert worst_doubling(lines[:1]) is None
+    assert [ratios[2:] for ratios in measured_ratios("scaling", lines)] == [(DOUBLING, 2.5)]

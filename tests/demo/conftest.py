@@ -8,17 +8,17 @@ from http.client import HTTPConnection
 import pytest
 import torch
 
-from permuteformer.demo.answers import Answers
-from permuteformer.demo.server import HOST, Server
+from permuteformer.demo.api import Api
+from permuteformer.demo.server import HOST, PLACES, Server
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM, PermuteFormerForSequenceClassification
-from permuteformer.train.saved import load_any
+from permuteformer.train.trained_model import load
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 259}
 
 
 @contextmanager
-def serving(trained=None, turns=None):
-    server = Server(Answers(trained, turns), 0)
+def serving(trained=None, places=PLACES):
+    server = Server(Api(trained), 0, places)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -42,7 +42,7 @@ def model(folder, kind):
         for weight in made.parameters():  # large weights, so that answers differ
             weight.add_(torch.randn_like(weight) / weight.shape[-1] ** 0.5)
     made.save_pretrained(folder)
-    return load_any(folder)
+    return load(folder)
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ def speaker(tmp_path_factory):
 
 
 def ask(server, path, body=None, method=None, headers=None, raw=None):
-    """Return status, headers and the decoded body."""
+    """Return status, headers and the decoded body: for a POST that succeeds, its lines of JSON."""
     connection = HTTPConnection(HOST, server.server_port, timeout=120)
     content = raw if raw is not None else None if body is None else json.dumps(body).encode()
     given = {"Content-Type": "application/json"} if content is not None else {}
@@ -64,6 +64,7 @@ def ask(server, path, body=None, method=None, headers=None, raw=None):
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
-    if "ndjson" in answer.getheader("Content-Type", ""):
+    kind = answer.getheader("Content-Type", "")
+    if "ndjson" in kind:
         return answer.status, dict(answer.getheaders()), [json.loads(line) for line in text.splitlines()]
-    return answer.status, dict(answer.getheaders()), json.loads(text) if text and "json" in answer.getheader("Content-Type", "") else text
+    return answer.status, dict(answer.getheaders()), json.loads(text) if "json" in kind and text else text

@@ -6,11 +6,11 @@ from report import browser
 from small_data import png
 from train.conftest import image_run, make_run, pair_run  # noqa: F401 - fixtures
 
-from permuteformer.train.saved import load
+from permuteformer.train.trained_model import load
 
 pytestmark = pytest.mark.skipif(browser.find() is None, reason="no Chromium here: none of " + ", ".join(browser.NAMES) + " is on the path")
 
-READY = "head !== null && document.getElementById('version').textContent !== ''"
+READY = "head !== null && $('version').textContent !== ''"
 
 
 @pytest.fixture(scope="module")
@@ -37,46 +37,48 @@ def page(window, reading):
 
 
 def text(page, id):
-    return page.run(f"document.getElementById('{id}').textContent")
+    return page.run(f"$('{id}').textContent")
+
+
+def change(page, id, value):
+    page.run(f"$('{id}').value = '{value}'")
+    page.run(f"$('{id}').dispatchEvent(new Event('input', {{bubbles: true}}))")
 
 
 def test_the_keyboard_moves_the_position(page):
-    page.run("document.getElementById('position').focus()")
+    page.run("$('position').focus()")
     assert text(page, "back").startswith("16 of 16")
     page.press("ArrowRight")
-    page.until("document.getElementById('position').value === '1'")
+    page.until("$('position').value === '1'")
     moved = page.run("head.places[1].filter((feature, place) => feature === place).length")
     assert text(page, "back").startswith(f"{moved} of 16")
     assert page.run("head.permuteformer[1].toFixed(3)") in text(page, "score-text")
     page.press("End")
-    page.until("document.getElementById('position-shown').value === '64'")
+    page.until("$('position').labels[0].querySelector('b').textContent === '64'")
     where = page.run("beads.map((bead) => bead.at)")
     expected = page.run("(() => { const at = []; head.cycles.forEach((cycle) => cycle.features.forEach((place, rank) => "
                         "{ at[head.places[64][place]] = rank; })); return at; })()")  # fmt: skip
     assert where == expected
+    rounds = page.run("beads.map((bead) => bead.turns - bead.at / bead.n)")
+    assert rounds == pytest.approx([round(number) for number in rounds])
 
 
 def test_every_control_changes_the_head(page):
     before = page.run("JSON.stringify(head)")
-    page.click("#draw")
-    page.until("document.getElementById('seed').value === '1'")
+    page.click("#next")
+    page.until("$('seed').value === '1'")
     page.until(f"JSON.stringify(head) !== {before!r}")
-    page.run("document.getElementById('features').focus()")
+    page.run("$('features').focus()")
     page.press("ArrowRight")
     page.until("head.axis.length === 20")
     assert page.run("document.querySelectorAll('#rings g').length") == 20
     page.click("input[name=kind][value=image]")
     page.until("head.order.length === 2")
-    assert page.run("!document.getElementById('row-control').hidden")
+    assert page.run("!$('row').labels[0].hidden")
     page.click("input[name=kind][value=lm]")
     page.until("head.order.length === 1 && head.r !== null")
     change(page, "decay", "none")
     page.until("head.r === null")
-
-
-def change(page, id, value):
-    page.run(f"document.getElementById('{id}').value = '{value}'")
-    page.run(f"document.getElementById('{id}').dispatchEvent(new Event('input', {{bubbles: true}}))")
 
 
 def visible(page, kind):
@@ -95,7 +97,7 @@ def test_an_encoder_decays_on_both_sides(page):
     assert page.run("head.half_life") == pytest.approx(1)  # the default of the first head
     change(page, "decay", "number")
     page.until("head.r === 0.9")
-    assert page.run("!document.getElementById('rate-control').hidden")
+    assert page.run("!$('rate-label').hidden")
     assert page.run("document.querySelectorAll('#scores .similarity').length === head.distances.length")
 
 
@@ -106,29 +108,30 @@ def test_an_image_names_the_axis_of_its_head(page):
     change(page, "head", 1)
     page.until("head.decay_axis === 1")
     assert "columns" in text(page, "along")
-    shades = page.run("[...document.getElementById('permuteformer').getContext('2d').getImageData(0, 0, 15, 15).data]")
-    assert shades[4 * (8 * 15 + 7)] < shades[4 * (7 * 15 + 8)]  # the next pixel of the column is darker than that of the row
+    pixels = page.run("[...$('permuteformer').getContext('2d').getImageData(0, 0, 15, 15).data]")
+    opacity = [pixels[3::4][15 * row : 15 * (row + 1)] for row in range(15)]
+    assert opacity[8][7] > opacity[7][8]  # the next pixel of the column has more weight than that of the row
     change(page, "decay", "none")
     page.until("head.r === null")
     assert text(page, "along") == ""
 
 
 def test_a_bad_number_gets_the_message_of_the_server(page):
-    page.run("document.getElementById('head').focus(); document.getElementById('head').select()")
+    page.run("$('head').focus(); $('head').select()")
     page.write("99")
-    page.until("!document.getElementById('problem').hidden")
-    assert "0 to 7, got 99" in text(page, "problem")
-    page.run("document.getElementById('head').select()")
+    page.until("!$('problem').hidden")
+    assert "7, got 99" in text(page, "problem")
+    page.run("$('head').select()")
     page.write("2")
-    page.until("document.getElementById('problem').hidden")
+    page.until("$('problem').hidden")
     page.problems.clear()  # the browser logs every status that is not 200
 
 
 def test_play_and_pause_with_the_keyboard(page):
-    page.run("document.getElementById('play').focus()")
+    page.run("$('play').focus()")
     page.press("Enter")
     assert text(page, "play") == "Pause"
-    page.until("Number(document.getElementById('position').value) >= 2")
+    page.until("Number($('position').value) >= 2")
     page.press("Enter")
     assert text(page, "play") == "Play"
 
@@ -140,12 +143,12 @@ def test_a_typed_text_is_predicted_and_explained(page):
     page.until("document.querySelectorAll('#bars .share').length === 2")
     assert "%" in text(page, "bars")
     page.click("#explain")
-    page.until("!document.getElementById('attribution').hidden")
+    page.until("!$('attribution').hidden")
     assert text(page, "attribution-text")
     assert text(page, "attributed") == "a good <b>film</b>"
     assert page.run("document.querySelectorAll('#attributed b').length") == 0
     assert page.run("document.querySelectorAll('#attributed .for2, #attributed .against2').length") >= 1
-    assert page.run("document.querySelectorAll('#top tbody tr').length") == 3
+    assert page.run("document.querySelectorAll('#largest tbody tr').length") == 3
 
 
 def test_a_text_is_generated_and_stopped(window, speaker):
@@ -155,19 +158,20 @@ def test_a_text_is_generated_and_stopped(window, speaker):
         window.until(READY)
         window.click("#text")
         window.write("Once")
-        window.run("document.getElementById('tokens').value = 2000")
+        window.run("$('tokens').value = 2000")
         window.click("#generate")
-        window.until("document.getElementById('spoken').textContent.length > 30")
+        window.until("$('generated').textContent.length > 30")
         window.click("#stop")
-        window.until("document.getElementById('stop').hidden && !document.getElementById('generate').disabled")
-        generated = text(window, "spoken")
+        window.until("$('stop').hidden && !$('generate').disabled")
+        generated = text(window, "generated")
         assert generated.startswith("Once")
         assert len(generated) < 2000
-        window.run("document.getElementById('tokens').value = 5")
-        window.run("document.getElementById('generate').focus()")
+        assert window.run("$('model-problem').hidden")
+        window.run("$('tokens').value = 5")
+        window.run("$('generate').focus()")
         window.press("Enter")
-        window.until("document.getElementById('stop').hidden && document.getElementById('spoken').textContent.length < 40")
-        assert window.run("document.getElementById('model-problem').hidden")
+        window.until("$('stop').hidden && $('generated').textContent.length < 40")
+        assert window.run("$('model-problem').hidden")
     assert window.problems == []
 
 
@@ -178,7 +182,7 @@ def test_a_chosen_image_is_explained(window, image_run, tmp_path):  # noqa: F811
         window.open(server.address, still=True)
         window.until(READY)
         window.click("#explain")
-        window.until("!document.getElementById('model-problem').hidden")
+        window.until("!$('model-problem').hidden")
         assert "image" in text(window, "model-problem")
         node = window.call("DOM.querySelector", nodeId=window.call("DOM.getDocument")["root"]["nodeId"], selector="#image")["nodeId"]
         window.call("DOM.setFileInputFiles", files=[str(tmp_path / "one.png")], nodeId=node)
@@ -186,7 +190,7 @@ def test_a_chosen_image_is_explained(window, image_run, tmp_path):  # noqa: F811
         window.until("document.querySelectorAll('#attributed canvas').length === 2")
         corner = "document.querySelector('#attributed canvas').getContext('2d').getImageData(0, 0, 1, 1).data"
         assert window.run(f"[...{corner}]") == [250, 250, 250, 255]
-        assert window.run("document.querySelectorAll('#top tbody tr').length") == 8
+        assert window.run("document.querySelectorAll('#largest tbody tr').length") == 8
     assert window.problems == []
 
 
@@ -228,18 +232,5 @@ def test_controls_have_names_and_can_be_reached_by_tab(page):
         reached.add(page.run("document.activeElement.id || document.activeElement.name"))
         if page.run("document.activeElement.matches('input, button, select')"):
             assert page.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
-    assert {
-        "text",
-        "predict",
-        "explain",
-        "features",
-        "permutation",
-        "seed",
-        "draw",
-        "head",
-        "decay",
-        "kind",
-        "alike",
-        "play",
-        "position",
-    } <= reached
+    expected = "text predict explain features permutation seed next head decay kind alike play position"
+    assert set(expected.split()) <= reached

@@ -1,4 +1,4 @@
-"""Nothing in the source runs what a file says: told from its syntax, and every rule finds what it forbids."""
+"""The source executes nothing that a file says: checked on its syntax, with an example that breaks each rule."""
 
 import ast
 from pathlib import Path
@@ -9,57 +9,47 @@ import permuteformer
 
 SOURCE = Path(permuteformer.__file__).parent
 
-CALLED = {
-    "eval": "runs a text",
-    "exec": "runs a text",
-    "compile": "makes a program of a text",
-    "__import__": "imports by name",
-    "os.system": "starts a shell",
-    "os.popen": "starts a shell",
-    "subprocess.getoutput": "starts a shell",
-    "subprocess.getstatusoutput": "starts a shell",
-    "yaml.load": "makes any object",
-    "yaml.unsafe_load": "makes any object",
-    "torch.hub.load": "runs code of others",
-    "torch.jit.load": "runs code of others",
-}
+CALLS = ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput")
+CALLS += ("yaml.load", "yaml.unsafe_load", "torch.hub.load", "torch.jit.load")
+"""Functions that execute text, start a shell, make any object or import by name."""
 MODULES = ("pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
-"""Not to be imported: the reader of CIFAR's pickles uses ``pickletools`` alone, which lists instructions."""
-
-MUST_SAY = {"torch.load": ("weights_only", True)}
-MUST_NOT_SAY = {"shell": False, "allow_pickle": False, "trust_remote_code": False, "weights_only": True}
-"""Keywords to the one value that they may have; a value that is computed is none."""
+"""Modules that execute what they load; ``pickletools``, with which CIFAR-10 is read, lists instructions."""
+KEYWORDS = {"shell": False, "allow_pickle": False, "trust_remote_code": False, "weights_only": True}
+"""The only value that each keyword may have; it must be a constant."""
+REQUIRED = {"torch.load": "weights_only"}
 
 
 def forbidden(tree):
-    """What is wrong in a file, with its line."""
+    """Yield the line and the name of everything that breaks a rule."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            yield from ((node.lineno, f"imports {name}") for name in names if name.split(".")[0] in MODULES)
-            if isinstance(node, ast.ImportFrom):
-                yield from _called(node.lineno, [f"{node.module}.{alias.name}" for alias in node.names])
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            yield from _called(node.lineno, [name])
-            said = {keyword.arg: keyword.value for keyword in node.keywords}
-            for keyword, allowed in MUST_NOT_SAY.items():
-                if keyword in said and not (isinstance(said[keyword], ast.Constant) and said[keyword].value is allowed):
-                    yield node.lineno, f"{keyword}={ast.unparse(said[keyword])}"
-            if name in MUST_SAY:
-                keyword, value = MUST_SAY[name]
-                if keyword not in said or ast.literal_eval(said[keyword]) is not value:
-                    yield node.lineno, f"{name} without {keyword}={value}"
+            names = [ast.unparse(node.func)]
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            for keyword in given.keys() & KEYWORDS.keys():
+                if not (isinstance(given[keyword], ast.Constant) and given[keyword].value is KEYWORDS[keyword]):
+                    yield node.lineno, f"{keyword}={ast.unparse(given[keyword])}"
+            if names[0] in REQUIRED and REQUIRED[names[0]] not in given:
+                yield node.lineno, f"{names[0]} without {REQUIRED[names[0]]}"
+        else:
+            continue
+        for name in names:
+            if name in CALLS or (not isinstance(node, ast.Call) and name.split(".")[0] in MODULES):
+                yield node.lineno, name
 
 
-def _called(line, names):
-    yield from ((line, f"{name} {CALLED[name]}") for name in names if name in CALLED)
+def trees():
+    """Yield the name and the syntax of every file of the source."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
-def test_the_source_runs_nothing_that_it_reads():
-    files = sorted(SOURCE.rglob("*.py"))
-    assert len(files) > 100
-    found = {path.relative_to(SOURCE).as_posix(): list(forbidden(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
+def test_the_source_executes_nothing_that_it_reads():
+    found = {name: list(forbidden(tree)) for name, tree in trees()}
+    assert len(found) > 100
     assert not {name: wrong for name, wrong in found.items() if wrong}
 
 
@@ -93,15 +83,12 @@ def test_the_rules_find_what_they_forbid(text):
     assert list(forbidden(ast.parse(text)))
 
 
-def test_modules_are_imported_by_names_of_ours_alone():
-    """``importlib.import_module`` of a name that is computed stands in the registries, over files of the package, and nowhere else."""
-    computed = set()
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and ast.unparse(node.func).endswith("import_module")
-                and not isinstance(node.args[0], ast.Constant)
-            ):
-                computed.add(path.relative_to(SOURCE).as_posix())
-    assert computed == {"__init__.py", "registry.py", "bench/subjects/__init__.py"}
+def test_only_modules_of_the_package_are_imported_by_computed_names():
+    """The registries import the files of a package, and the package its public names."""
+    computed = {
+        name
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and not isinstance(node.args[0], ast.Constant)
+    }
+    assert computed == {"__init__.py", "registry.py"}

@@ -8,10 +8,9 @@ import checks
 import pytest
 import torch
 import transformers
-from typer.testing import CliRunner
+from commands import run
 
 from permuteformer import PermuteFormerForCausalLM, PermuteFormerModel
-from permuteformer.cli import app
 from permuteformer.models.convert import ConversionReport, convert, convert_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:positions on axis")  # heads this small repeat early
@@ -363,14 +362,11 @@ def test_the_command_converts_and_refuses(tmp_path):
     source, output = tmp_path / "source", tmp_path / "output"
     source_of().save_pretrained(source)
     (source / "vocab.json").write_text('{"a": 0}')
-    run = CliRunner()
-    result = run.invoke(app, ["convert", str(source), str(output), "--field", 'pooling="mean"'])
-    assert result.exit_code == 0, result.output
+    assert str(output) in run("convert", source, output, "--model.pooling", "mean", "--model.axes", "1")
     assert (output / "report.json").exists()
     assert (output / "vocab.json").read_text() == '{"a": 0}'
     assert PermuteFormerForCausalLM.from_pretrained(output).config.pooling == "mean"
-    again = run.invoke(app, ["convert", str(source), str(output)])
-    assert (again.exit_code, "output_path" in again.output) == (1, True)
-    assert run.invoke(app, ["convert", str(source), str(tmp_path / "x"), "--field", "pooling=mean"]).exit_code == 2
-    assert run.invoke(app, ["convert", str(tmp_path / "nowhere"), str(tmp_path / "x")]).exit_code == 1
+    assert "output_path" in run("convert", source, output, code=1)
+    assert "--model.axes" in run("convert", source, tmp_path / "x", "--model.axes", "two", code=2)
+    assert "nowhere" in run("convert", tmp_path / "nowhere", tmp_path / "x", code=1)
     assert not (tmp_path / "x").exists()

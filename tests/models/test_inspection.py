@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
+from commands import run
 from PIL import Image
-from typer.testing import CliRunner
 
 from permuteformer.attention import build
-from permuteformer.cli import app
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM
 from permuteformer.models.inspection import Head, inspect, inspect_attentions
 from permuteformer.ops.call import Tokens
@@ -90,7 +89,7 @@ def test_a_trained_r_and_layers_that_differ_are_read_from_the_model(tmp_path):
     assert found.layers[1].heads[0].r == pytest.approx(torch.sigmoid(torch.tensor(-3.0)).item())
     assert found.layers[0].heads[0].cycles != found.layers[1].heads[0].cycles
     assert any("layer 1, head 0" in warning and "0.0474" in warning for warning in found.warnings())
-    run(tmp_path, "--picture", tmp_path / "layers.png")  # two groups of layers
+    run("inspect", tmp_path, "--picture", tmp_path / "layers.png")  # two groups of layers
 
 
 def test_warnings():
@@ -107,12 +106,6 @@ def test_warnings():
     assert not any("grid" in warning for warning in image.warnings(grid=(32, 32)))
 
 
-def run(*words, code=0):
-    result = CliRunner().invoke(app, ["inspect", *map(str, words)], env={"COLUMNS": "120"})
-    assert result.exit_code == code, result.output
-    return result.output
-
-
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
@@ -123,18 +116,18 @@ def run(*words, code=0):
     ],
 )
 def test_the_command(words, shown, tmp_path):
-    output = run(*words, "--picture", tmp_path / "a.png")
+    output = run("inspect", *words, "--picture", tmp_path / "a.png")
     assert [text for text in shown if text not in output] == []
     with Image.open(tmp_path / "a.png") as image:
         assert image.size[0] > 500
 
 
 def test_the_command_refuses(tmp_path):
-    assert "did you mean 'permuteformer-lm'?" in run("permutformer-lm", code=1)
-    assert "config.json" in run(tmp_path, code=1)
+    assert "did you mean 'permuteformer-lm'?" in run("inspect", "permutformer-lm", code=1)
+    assert "config.json" in run("inspect", tmp_path, code=1)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert "'bert'" in run(tmp_path, code=1)
-    assert "got 0 5" in run("permuteformer-image", "--grid", 0, 5, code=1)
-    assert "neither permutation nor decay" in run("transformer-text")
-    assert "--picture" in run("transformer-text", "--picture", tmp_path / "c.png", code=1)
+    assert "'bert'" in run("inspect", tmp_path, code=1)
+    assert "got 0 5" in run("inspect", "permuteformer-image", "--grid", 0, 5, code=1)
+    assert "neither permutation nor decay" in run("inspect", "transformer-text")
+    assert "--picture" in run("inspect", "transformer-text", "--picture", tmp_path / "c.png", code=1)
     assert not (tmp_path / "c.png").exists()

@@ -6,9 +6,9 @@ import sys
 import checks
 import pytest
 import torch
+from commands import run
 from safetensors.torch import load_file, save, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BertConfig
-from typer.testing import CliRunner
 
 from permuteformer import (
     PermuteFormerConfig,
@@ -20,7 +20,6 @@ from permuteformer import (
     PermuteFormerModel,
 )
 from permuteformer.attention import KVState
-from permuteformer.cli import app
 from permuteformer.models import PRESETS, PermuteFormerCache
 from permuteformer.models.inspection import summarize
 from permuteformer.models.streaming import encode_in_blocks
@@ -554,7 +553,7 @@ def test_autocast():
 
 
 def test_the_decode_step_is_exported():
-    """One token and a state in, logits and a state out; the exported step goes on from its own states."""
+    """One token and a state in, logits and a state out; the exported step resumes from its own states."""
     model = model_of("permuteformer-lm")
     ids = ids_of(2, 14)
     with torch.no_grad():
@@ -584,14 +583,14 @@ def test_the_last_block_is_asked_for_what_is_pooled(name, pooling):
     ids = ids_of()
     mask = torch.ones_like(ids)
     mask[0, :4] = mask[1, 15:] = 0
-    asked = []
-    model.model.layers[-1].expand.register_forward_hook(lambda module, arguments, out: asked.append(out.shape[1]))
+    lengths = []
+    model.model.layers[-1].expand.register_forward_hook(lambda module, arguments, out: lengths.append(out.shape[1]))
     arguments = {"attention_mask": mask}
     if model.config.axes == 2:
         rows = torch.arange(21)
         arguments["position_ids"] = torch.stack([rows % 4, rows // 4], dim=-1).expand(2, -1, -1)
     torch.testing.assert_close(model(ids, **arguments).logits, model(ids, **arguments, output_hidden_states=True).logits)
-    assert asked == [21 if pooling == "mean" else 1, 21]
+    assert lengths == [21 if pooling == "mean" else 1, 21]
 
 
 def test_presets_are_summed_up():
@@ -599,7 +598,7 @@ def test_presets_are_summed_up():
     model = PermuteFormerForSequenceClassification(PermuteFormerConfig.preset("permuteformer-text"))
     assert summary.parameters == sum(p.numel() for p in model.parameters())
     # Projections and feed-forward: 2 a weight; attention: 2 m v to write and 2 m v to read, a head.
-    # Of the last block only the first token is asked for: keys and values, and writing them.
+    # The last block computes one token, and keys and values of all.
     weights = [sum(m.weight.numel() for m in block.modules() if isinstance(m, torch.nn.Linear)) for block in model.model.layers]
     last = model.model.layers[-1].attention
     writing = 8 * 2 * 256 * 64
@@ -617,13 +616,11 @@ def test_presets_are_summed_up():
 
 
 def test_the_command_line_lists_presets():
-    result = CliRunner().invoke(app, ["models", "retrieval"], env={"COLUMNS": "120"})
-    assert result.exit_code == 0, result.output
-    assert "permuteformer-retrieval" in result.output
-    assert "FLOP" in result.output
-    result = CliRunner().invoke(app, ["models", "nothing-like-it"])
-    assert result.exit_code == 1
-    assert "no preset's name contains 'nothing-like-it'" in result.output
+    shown = run("models", "retrieval")
+    assert "permuteformer-retrieval" in shown
+    assert "FLOP" in shown
+    assert "permuteformer-text" not in shown
+    assert "'nothing-like-it'" in run("models", "nothing-like-it", code=1)
 
 
 def test_a_checkpoint_of_another_family_is_refused(tmp_path):
@@ -645,7 +642,7 @@ def test_a_changed_field_in_a_saved_configuration_is_noticed(tmp_path):
     [PermuteFormerModel, PermuteFormerForMaskedLM, PermuteFormerForTokenClassification, PermuteFormerForMatching],
 )
 def test_every_class_is_saved_and_loaded_with_all_its_weights(kind, tmp_path):
-    """Every number drawn anew, so that two that changed places would show."""
+    """Draw every number again, so that two exchanged weights are noticed."""
     model = kind(small("permuteformer-text")).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -126,7 +126,7 @@ def test_random_permutations_are_uniform():
 
 
 def test_the_papers_orders():
-    """Mean order over 3,000 at 64 features; and what the heads of a model tell apart together, against "up to 1e27"."""
+    """Mean order over 3,000 at 64 features; and the distance that all heads of a model distinguish together, against "up to 1e27"."""
     cycles = decompose(random_permutation(5000, 64, torch.Generator().manual_seed(0)))
     orders = order(cycles)
     assert 2800 < statistics.mean(orders) < 3400

@@ -74,7 +74,7 @@ def test_cpu_kernel_and_low_precision(mode, processes):
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "global"])
 def test_bytes_do_not_depend_on_the_length(mode, processes):
-    """They are the formula of docs/scaling.md, at 100 and at 10,000 tokens per process."""
+    """They are the formula of docs/distributed.md, at 100 and at 10,000 tokens per process."""
     n = len(processes.processes)
     state = B * H * M * (V + 1) * 4
     for length, mask in ((100, "none"), (10_000, "none"), (100, "packed")):

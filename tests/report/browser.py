@@ -78,7 +78,7 @@ class Browser:
         self._profile.cleanup()
 
     def open(self, path: Path | str, width=1200, height=900, scale=1, dark=False, still=False) -> None:
-        """Load a file or an address and wait until it is there. ``still`` asks for no motion."""
+        """Load a file or an address and wait until it is loaded. ``still`` asks for no motion."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)
         wishes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce" if still else "no-preference"}
         self.call("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in wishes.items()])
@@ -158,12 +158,12 @@ class Browser:
         raise TimeoutError(f"the browser did not answer within {self._seconds} s")
 
     def _note(self, message: dict) -> None:
-        method, told = message.get("method"), message.get("params", {})
+        method, parameters = message.get("method"), message.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.problems.append(json.dumps(told["exceptionDetails"]))
-        elif (method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning")) or (
-            method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning")
+            self.problems.append(json.dumps(parameters["exceptionDetails"]))
+        elif (method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning")) or (
+            method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning")
         ):
-            self.problems.append(json.dumps(told))
+            self.problems.append(json.dumps(parameters))
         elif method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(parameters["request"]["url"])

@@ -7,6 +7,8 @@ import math
 import random
 from pathlib import Path
 
+from permuteformer.experiments.layout import ATTENTION_MAPS, RUN_FORMAT
+
 SCRIPT = "<script>document.title = 1; throw 2</script>"
 
 LRA = {
@@ -102,13 +104,13 @@ def run_folder(
     preset="small",
     status="finished",
     started="2026-03-01T10:00:00+00:00",
-    looks=False,
+    maps=False,
     lengths=(),
     epochs=10,
     task=None,
     **experiment,
 ) -> Path:
-    """Write a run folder; ``value`` is what it ends at. Without a table it is a run of one's own."""
+    """Write a run folder; ``value`` is its final metric. Without a table it is a run outside the tables."""
     path.mkdir(parents=True)
     task = {**TASKS[column], **(task or {})}
     metric = task["metric"]
@@ -117,7 +119,7 @@ def run_folder(
     write(
         path / "experiment.json",
         {
-            "format": 1,
+            "format": RUN_FORMAT,
             "version": "0.1.0",
             "experiment": {**fields, **experiment},
             "cell": None if table is None else {"table": table, "row": row, "column": column, "seed": seed, "preset": preset},
@@ -165,12 +167,12 @@ def run_folder(
     }
     if status != "not finished":
         write(path / "result.json", result)
-    if looks:
-        write(path / "looks.json", look(task, row))
+    if maps:
+        write(path / ATTENTION_MAPS, attention_maps(task, row))
     return path
 
 
-def look(task, row, layers=2, heads=4, length=24):
+def attention_maps(task, row, layers=2, heads=4, length=24):
     """A kernel that falls with distance, faster in the first heads; a 2D kernel for images; a map."""
     causal = task["kind"] == "lm"
     distances = list(range(0 if causal else 1 - length, length))
@@ -273,7 +275,7 @@ def speeds() -> list[dict]:
 
 
 def whole(folder: Path, seeds=3) -> list[Path]:
-    """Everything a report shows: tables 1 to 4, lengths, speed, looks, failures, and runs of one's own."""
+    """Everything a report shows: tables 1 to 4, lengths, speed, attention maps, failures, and runs outside the tables."""
     runs = folder / "runs"
     for row, value in LRA.items():
         for column, scale in (("text", 1.0), ("image", 0.65)):
@@ -281,12 +283,10 @@ def whole(folder: Path, seeds=3) -> list[Path]:
                 status = "out of memory" if (row, column) == ("transformer-sinusoidal", "text") else "finished"
                 status = "not finite" if (row, seed) == ("permuteformer-orthogonal", 1) else status
                 run_folder(runs / "table1" / column / f"{row}-seed{seed}", column, row, seed, value * scale, status=status,
-                           looks=seed == 0 and row in ("performer", "permuteformer") and column == "image")  # fmt: skip
+                           maps=seed == 0 and row in ("performer", "permuteformer") and column == "image")  # fmt: skip
     for row, value in LM.items():
         for seed in range(seeds):
-            run_folder(
-                runs / "table4" / "lm" / f"{row}-seed{seed}", "lm", row, seed, value / 6, "4", lengths=(2, 4, 8, 16), looks=seed == 0
-            )
+            run_folder(runs / "table4" / "lm" / f"{row}-seed{seed}", "lm", row, seed, value / 6, "4", lengths=(2, 4, 8, 16), maps=seed == 0)
     own = folder / "own"
     for seed in range(2):
         run_folder(own / f"digits-{seed}", "digits", "permuteformer-image", seed, 0.95, None)
@@ -316,10 +316,10 @@ def some(folder: Path) -> list[Path]:
         for column, scale in (("text", 1.0), ("image", 0.65)):
             for seed in range(2):
                 run_folder(runs / f"table1/{column}/{row}-seed{seed}", column, row, seed, value * scale,
-                           looks=(column, row, seed) == ("image", "permuteformer", 0))  # fmt: skip
+                           maps=(column, row, seed) == ("image", "permuteformer", 0))  # fmt: skip
     run_folder(runs / "table1/text/transformer-seed0", "text", "transformer", 0, 0.64, status="out of memory")
     for row in ("transformer-lm", "permuteformer-lm"):
-        run_folder(runs / f"table4/lm/{row}-seed0", "lm", row, 0, LM[row] / 6, "4", lengths=(2, 4, 8, 16), looks=True)
+        run_folder(runs / f"table4/lm/{row}-seed0", "lm", row, 0, LM[row] / 6, "4", lengths=(2, 4, 8, 16), maps=True)
     run_folder(folder / "own" / "mine", "digits", "permuteformer-image", 0, 0.95, None)
     run_folder(folder / "own" / "evil", "digits", SCRIPT, 0, 0.93, None, task={"notes": [SCRIPT], "baselines": {SCRIPT: 0.1}})
     lines(folder / "speed.jsonl", [line for line in speeds() if line["row"] != "linformer"])

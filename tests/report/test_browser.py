@@ -106,7 +106,7 @@ def test_colours_follow_the_system_and_the_button(page, folder, dark):
     def light_page():
         red = page.run("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
         ink = page.run("Number(getComputedStyle(document.querySelector('figure svg text')).fill.match(/\\d+/)[0])")
-        assert (red > 200) == (ink < 60)  # text of figures stands out from the page
+        assert (red > 200) == (ink < 60)  # text of figures has contrast
         return red > 200
 
     assert light_page() is not dark

@@ -1,4 +1,4 @@
-"""Figures: all that can be drawn is drawn, in colours that follow the page, with units, and the same every time."""
+"""Figures: complete, in the colours of the page, with units, and reproducible."""
 
 import io
 import re
@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 from PIL import Image
-from report.sample import TASKS, look, run_folder
+from report.sample import TASKS, attention_maps, run_folder
 
 from permuteformer.experiments.published import TABLES
+from permuteformer.report.cells import group_runs
+from permuteformer.report.curves import length_figures, lines_of, training_figures
 from permuteformer.report.figure import INK, draw, style
-from permuteformer.report.groups import group
-from permuteformer.report.load import load, read_run
-from permuteformer.report.pictures import figures_of_looks
-from permuteformer.report.plots import figures_by_length, figures_of_runs
+from permuteformer.report.maps import map_figures
+from permuteformer.report.runs import load_runs, read_run
 from permuteformer.report.tables import build_tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def words(figure):
+def texts(figure):
     """All texts of a figure."""
     return [text.text for text in ElementTree.fromstring(figure.svg).iter(f"{SVG}text")]
 
@@ -32,9 +32,9 @@ def named(report, name):
 def test_everything_is_drawn(report):
     kinds = {figure.name.removeprefix("table-1-small-").removeprefix("table-4-small-") for figure in report.figures}
     assert {"text-bars", "text-by-epoch", "text-loss", "image-bars", "lm-by-epoch", "lm-by-time", "lm-loss", "lm-paper"} <= kinds
-    assert {"length-4-small-lm-figure", "speed-time-a-token-training-small-figure", "speed-peak-memory-training-small-figure"} <= kinds
-    assert {"look-4-small-lm-kernels", "look-4-small-lm-permuteformer-lm-kernel", "look-4-small-lm-permuteformer-lm-attention"} <= kinds
-    assert {"look-1-small-image-permuteformer-grid", "own-runs-digits-by-epoch"} <= kinds
+    assert {"length-4-small-lm-figure", "speed-time-per-token-training-small-figure", "speed-peak-memory-training-small-figure"} <= kinds
+    assert {"maps-4-small-lm-kernels", "maps-4-small-lm-permuteformer-lm-kernel", "maps-4-small-lm-permuteformer-lm-attention"} <= kinds
+    assert {"maps-1-small-image-permuteformer-grid", "own-runs-digits-by-epoch"} <= kinds
     assert len(kinds) == len(report.figures)
 
 
@@ -43,15 +43,15 @@ def test_every_axis_has_its_unit(report):
         "table-1-small-text-by-epoch": {"epoch", "validation accuracy (%)"},
         "table-1-small-text-bars": {"test accuracy (%)"},
         "table-1-small-text-loss": {"step (updates)", "training loss (nats)"},
-        "table-4-small-lm-loss": {"training loss (nats a token)"},
+        "table-4-small-lm-loss": {"training loss (nats per token)"},
         "table-4-small-lm-by-time": {"training time (minutes)", "validation perplexity"},
         "length-4-small-lm-figure": {"length (tokens)", "test perplexity"},
-        "speed-time-a-token-training-small-figure": {"length (tokens)", "time a token (µs)"},
+        "speed-time-per-token-training-small-figure": {"length (tokens)", "time per token (µs)"},
         "speed-peak-memory-training-small-figure": {"peak memory (MB)"},
-        "look-4-small-lm-kernels": {"distance i − j (tokens)", "average attention weight"},
-        "look-1-small-image-permuteformer-grid": {"column of i − column of j (pixels)", "row of i − row of j (pixels)", "attention weight"},
+        "maps-4-small-lm-kernels": {"distance i − j (tokens)", "average attention weight"},
+        "maps-1-small-image-permuteformer-grid": {"column of i − column of j (pixels)", "row of i − row of j (pixels)", "attention weight"},
     }.items():
-        assert labels <= set(words(named(report, name))), name
+        assert labels <= set(texts(named(report, name))), name
 
 
 def test_figures_follow_the_colour_of_the_page(report):
@@ -73,7 +73,7 @@ def test_figures_are_pictures(report):
         assert ElementTree.fromstring(figure.svg_file.encode()).tag == f"{SVG}svg"
 
 
-def test_ids_of_figures_do_not_meet(report):
+def test_ids_of_figures_are_unique(report):
     ids = [name for figure in report.figures for name in re.findall(r'\bid="([^"]+)"', figure.svg)]
     assert len(ids) == len(set(ids))
     for figure in report.figures:
@@ -90,55 +90,53 @@ def test_rows_differ_by_colour_dashes_and_marker():
     assert len({(one.color, one.dashes) for one in others}) == 12
 
 
-def test_a_band_shows_seeds_and_none_is_drawn_for_one(report):
-    assert "bands go from the lowest to the highest" in named(report, "table-1-small-text-by-epoch").caption
+def test_bands_show_the_range_over_seeds(report):
+    assert "bands" in named(report, "table-1-small-text-by-epoch").caption
     assert "bands" not in named(report, "table-4-small-lm-by-epoch").caption
 
 
-def test_what_failed_is_in_the_picture(report):
-    assert "out of memory" in words(named(report, "table-1-small-text-bars"))
-    assert "Transformer at 16,384: out of memory" in named(report, "speed-time-a-token-training-small-figure").caption
+def test_failures_are_shown(report):
+    assert "out of memory" in texts(named(report, "table-1-small-text-bars"))
+    assert "Transformer at 16,384: out of memory" in named(report, "speed-time-per-token-training-small-figure").caption
 
 
 def test_lines_are_means_over_seeds(tmp_path):
-    from permuteformer.report.plots import _evaluated, _lines
-
     for seed in range(2):
         run_folder(tmp_path / str(seed), seed=seed)
-    (of_it,) = group(load([tmp_path]).records)
-    (line,) = _lines([of_it], lambda record: _evaluated(record, "epoch"))
-    scores = [100 * record.evaluations[4]["metrics"]["accuracy"] for record in of_it.records]
+    (group,) = group_runs(load_runs([tmp_path]).runs)
+    (line,) = lines_of([group], lambda run: [(e["step"], e["epoch"], 100 * e["metrics"]["accuracy"]) for e in run.evaluations[:-1]])
+    scores = [100 * run.evaluations[4]["metrics"]["accuracy"] for run in group.runs]
     assert line.x[4] == 5
     assert line.y[4] == pytest.approx(sum(scores) / 2)
     assert (line.low[4], line.high[4]) == pytest.approx((min(scores), max(scores)))
 
 
 def test_the_same_runs_give_the_same_figures(tmp_path):
-    run_folder(tmp_path / "a", looks=True)
+    run_folder(tmp_path / "a", maps=True)
     run_folder(tmp_path / "b", row="performer")
-    groups = group(load([tmp_path]).records)
+    groups = group_runs(load_runs([tmp_path]).runs)
     (table,) = build_tables(groups)
-    for make in (lambda: figures_of_runs(table), lambda: figures_of_looks(groups, [])):
+    for make in (lambda: training_figures(table), lambda: map_figures(groups, [])):
         assert make() == make()
 
 
-def test_labels_are_no_formulas_and_may_have_any_letters():
+def test_labels_are_not_formulas_and_may_have_any_characters():
     def paint(canvas):
         axes = canvas.subplots()
         axes.plot([1, 2], [1, 2], label="$\\frac{1}{")
         axes.set_xlabel("日本語 <b>&amp;</b> $x$")
 
     figure = draw("name", "a <b> & c", "", paint)
-    assert "日本語 <b>&amp;</b> $x$" in words(figure)
+    assert "日本語 <b>&amp;</b> $x$" in texts(figure)
     assert "<b>" not in figure.svg
 
 
 def test_figures_without_points_are_not_made(tmp_path):
     run = run_folder(tmp_path / "run", epochs=1)
     (run / "metrics.jsonl").write_text("")
-    (table,) = build_tables(group(load([run]).records))
-    assert figures_of_runs(table) == []
-    assert figures_by_length(table) == []
+    (table,) = build_tables(group_runs(load_runs([run]).runs))
+    assert training_figures(table) == []
+    assert length_figures(table) == []
 
 
 def test_values_that_are_not_finite_do_not_stop_the_drawing(tmp_path):
@@ -146,8 +144,8 @@ def test_values_that_are_not_finite_do_not_stop_the_drawing(tmp_path):
     bad = '{"event": "evaluation", "step": 5, "epoch": 0.05, "metrics": {"accuracy": NaN}}\n'
     bad += '{"event": "evaluation", "step": 6, "epoch": Infinity, "metrics": {"accuracy": 0.5}}\n{"event": "evaluation", "metrics": 3}\n'
     (run / "metrics.jsonl").write_text(bad + (run / "metrics.jsonl").read_text())
-    (table,) = build_tables(group(load([run]).records))
-    assert [figure.name.rpartition("-")[2] for figure in figures_of_runs(table)] == ["epoch", "loss"]
+    (table,) = build_tables(group_runs(load_runs([run]).runs))
+    assert [figure.name.rpartition("-")[2] for figure in training_figures(table)] == ["epoch", "loss"]
 
 
 @pytest.mark.parametrize(
@@ -161,28 +159,28 @@ def test_values_that_are_not_finite_do_not_stop_the_drawing(tmp_path):
         {"maps": {"layers": [["a"]], "tokens": []}},
     ],
 )
-def test_a_look_of_another_shape_is_left_out_and_told(tmp_path, change):
+def test_maps_of_another_shape_are_skipped_with_a_message(tmp_path, change):
     record = read_run(run_folder(tmp_path / "run"))
-    left_out = []
-    figures_of_looks(group([replace(record, looks={**look(TASKS["text"], "performer"), **change})]), left_out)
-    assert len(left_out) == 1
-    assert left_out[0].startswith("left out: the look into table1/text/permuteformer-seed0")
+    skipped = []
+    map_figures(group_runs([replace(record, maps={**attention_maps(TASKS["text"], "performer"), **change})]), skipped)
+    assert len(skipped) == 1
+    assert "table1/text/permuteformer-seed0" in skipped[0]
 
 
-def test_a_look_without_weights_says_why(tmp_path):
+def test_maps_without_weights_are_skipped_with_the_reason(tmp_path):
     record = read_run(run_folder(tmp_path / "run"))
     empty = {"format": 1, "reason": "not linear", "kernel": None, "kernel_2d": None, "maps": None}
-    left_out = []
-    assert figures_of_looks(group([replace(record, looks=empty)]), left_out) == []
-    assert "which has no weights (not linear)" in left_out[0]
+    skipped = []
+    assert map_figures(group_runs([replace(record, maps=empty)]), skipped) == []
+    assert "not linear" in skipped[0]
 
 
 def test_negative_and_empty_weights_can_be_drawn(tmp_path):
     record = read_run(run_folder(tmp_path / "run"))
     for value in (-0.5, 0.0, float("nan")):
-        seen = look(TASKS["digits"], "performer", layers=1, heads=1, length=3)
+        seen = attention_maps(TASKS["digits"], "performer", layers=1, heads=1, length=3)
         seen["maps"]["layers"] = [[[value] * 3] * 3]
         seen["kernel"] = {"distances": [-1, 0, 1], "normalised": False, "layers": [[[value] * 3]]}
-        figures = figures_of_looks(group([replace(record, looks=seen)]), [])
+        figures = map_figures(group_runs([replace(record, maps=seen)]), [])
         assert len(figures) == 3
         assert "do not add up to 1" in figures[0].caption

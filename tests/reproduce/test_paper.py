@@ -1,4 +1,4 @@
-"""Every row of the paper's tables at the paper's size: built, and trained for two steps on a sliver of data."""
+"""Every row of the paper's tables, at the paper's size: built, and trained for two steps on a little data."""
 
 import math
 from dataclasses import replace
@@ -7,13 +7,14 @@ import pytest
 from accelerate.state import AcceleratorState
 from small_data import acl_imdb, pathfinder, png
 
-from permuteformer.bench.case import Case
-from permuteformer.bench.measure import measure
-from permuteformer.experiments import PLANS, Experiment
+from permuteformer.bench.sweeps import Case
+from permuteformer.bench.worker import Timer
+from permuteformer.experiments import PLANS
+from permuteformer.experiments.experiment import RunOptions
 from permuteformer.tasks.lra_image import LABELS
-from permuteformer.train.loop import How, train
+from permuteformer.train.loop import train
 
-SLIVER = {
+LITTLE = {
     "steps": 2,
     "epochs": None,
     "batch_size": 2,
@@ -31,7 +32,7 @@ FAST = ("permuteformer", "permuteformer-lm")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A few items of each task, in layouts of the real data."""
+    """A few items of each task, in the layouts of the real data."""
     folder = tmp_path_factory.mktemp("data")
     acl_imdb(folder)
     pathfinder(folder)
@@ -55,17 +56,18 @@ def data(tmp_path_factory):
 )
 def test_a_row_trains_for_two_steps(cell, data, tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
-    assert isinstance(cell.work, Experiment)
-    experiment = replace(cell.work, **SLIVER)
-    result = train(experiment, tmp_path / "run", How(data=str(data), track=(), quiet=True))
-    assert result["status"] == "finished"
-    assert result["steps"] == 2
+    experiment = replace(cell.work, **LITTLE)
+    result = train(experiment, tmp_path / "run", RunOptions(data=str(data), track=(), quiet=True))
+    assert (result["status"], result["steps"]) == ("finished", 2)
     assert math.isfinite(result["value"])
 
 
 @pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.column) for cell in PLANS["paper"].cells(["2"], ["performer-t5"])])
-def test_the_bias_is_measured(cell):
-    """Of texts a short one: weights of all pairs of 4,000 tokens take many GB."""
+def test_the_t5_bias_is_measured(cell):
+    """Texts are short here: weights of all pairs of 4,000 tokens take many GB."""
     length = 256 if cell.column in ("text", "retrieval") else cell.work.length
-    result = measure(Case.of(replace(cell.work, length=length, model_fields={"num_hidden_layers": 1})), repeats=1)
+    work = replace(cell.work, length=length, model_fields={"num_hidden_layers": 1})
+    timer = Timer(Case("model", work.to_json()))
+    timer.turn()
+    result = timer.result()
     assert result["seconds_per_epoch"] == pytest.approx(result["seconds_best"] * cell.work.items)

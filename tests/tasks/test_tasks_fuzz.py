@@ -1,28 +1,19 @@
-"""Whatever is in a file, a task gives items or says in words what is wrong."""
+"""Whatever is in its files, a task gives batches or an error with a message. Damaged files of every format are in ``tests/soak``."""
 
-import gzip
 import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_data import COMPRESS, written
 
-from permuteformer.tasks.batches import loader
-from permuteformer.tasks.check import check
-from permuteformer.tasks.classify import Classify
-from permuteformer.tasks.images import Images
-from permuteformer.tasks.lm import Lm
-from permuteformer.tasks.lra_listops import LraListops
-from permuteformer.tasks.lra_pathfinder import LraPathfinder
-from permuteformer.tasks.lra_retrieval import LraRetrieval
-from permuteformer.tasks.lra_text import LraText
-from permuteformer.tasks.match import Match
-from permuteformer.tasks.wikitext import WikiText2
+from permuteformer.tasks import TASKS
+from permuteformer.tasks.inspect import check
 
-SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-WORDS = st.text(st.sampled_from("ab é\"',;\t\r\n\0\x1b\ud800{}[]:0.1\\"), max_size=12)
-CELLS = st.one_of(WORDS, st.integers(-2, 2), st.floats(), st.none(), st.booleans(), st.lists(st.integers(), max_size=2))
+WORDS = st.text("ab é\"',;\t\r\n\0\x1b\ud800{}[]:0.1\\", max_size=12)
+CELLS = WORDS | st.integers(-2, 2) | st.floats() | st.none() | st.booleans() | st.lists(st.integers(), max_size=2)
 ROWS = st.lists(st.dictionaries(st.sampled_from(["text", "label", "text2", "split", "id", "image"]), CELLS, max_size=5), max_size=12)
 
 
@@ -31,66 +22,57 @@ def as_json_lines(rows):
 
 
 def as_csv(rows):
-    lines = [["text", "label", "text2"], *([row.get(name, "") for name in ("text", "label", "text2")] for row in rows)]
+    names = ["text", "label", "text2"]
+    lines = [names, *([row.get(name, "") for name in names] for row in rows)]
     return "".join(",".join(map(str, line)) + "\n" for line in lines).encode("utf-8", "surrogatepass")
 
 
-CUT_SHORT = ROWS.map(as_csv).map(gzip.compress).map(lambda packed: packed[:-3])
-CONTENT = st.one_of(st.binary(max_size=300), ROWS.map(as_json_lines), ROWS.map(as_csv), CUT_SHORT)
+TRUNCATED = ROWS.map(as_csv).map(COMPRESS[".gz"]).map(lambda data: data[:-3])
+CONTENT = st.binary(max_size=300) | ROWS.map(as_json_lines) | ROWS.map(as_csv) | TRUNCATED
 
 
-def tried(build):
-    """Make a task, read all of it, and make a batch of what there is. Only errors that say something may come."""
+def use(name, **options):
+    """Read all of a task's data and make a batch of every split; only errors with a message may be raised."""
     try:
-        task = build()
+        task = TASKS[name](**options)
         report = check(task)
-        assert all(str(problem).isprintable() for problem in report.shown)
         task.skip_bad = True
-        for split in report.splits:
-            for batch in loader(task, split, 7):
-                assert int(batch.input_ids.max()) < task.vocab_size
+        batches = [task.input.collate(task.items(split)[:7]) for split in report.splits]
     except (ValueError, FileNotFoundError) as error:
-        said = str(error)
+        message = str(error)
     else:
-        return
-    assert len(said) > 20, said
+        message = ""
+        assert all(message.isprintable() for message in report.shown)
+        assert all(int(batch.input_ids.max()) < task.input.vocab_size for batch in batches)
+    assert not message or len(message) > 20
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".jsonl.xz"])
-@SETTINGS
+@few
 @given(content=CONTENT)
-def test_tables(tmp_path, ending, content):
-    path = tmp_path / f"a{ending}"
-    path.write_bytes(content)
-    tried(lambda: Classify(str(path)))
-    tried(lambda: Classify(str(path), image="text"))
-    tried(lambda: Match(str(path), first="text", second="text2"))
+def test_any_table(tmp_path, ending, content):
+    path = str(written(tmp_path / f"a{ending}", content))
+    use("classify", path=path)
+    use("classify", path=path, image="text")
+    use("match", path=path, text="text", second_text="text2")
 
 
-@SETTINGS
+@few
 @given(contents=st.lists(CONTENT, min_size=1, max_size=4), unit=st.sampled_from(["bytes", "words"]))
-def test_text(tmp_path_factory, contents, unit):
-    folder = tmp_path_factory.mktemp("text")
-    for n, content in enumerate(contents):
-        (folder / f"{n}.txt").write_bytes(content)
-    tried(lambda: Lm(str(folder), unit=unit, length=16, context=4))
+def test_any_texts_and_images(tmp_path_factory, contents, unit):
+    folder = tmp_path_factory.mktemp("files")
+    for name in ("text", "images/a"):
+        (folder / name).mkdir(parents=True)
+        for n, content in enumerate(contents):
+            written(folder / name / f"{n}.png", content)
+    use("lm", path=str(folder / "text"), unit=unit, length=16, context=4)
+    use("images", path=str(folder / "images"))
+    use("images", path=str(written(folder / "a.tar", contents[0])))
 
 
-@SETTINGS
-@given(contents=st.lists(CONTENT, min_size=1, max_size=4))
-def test_images(tmp_path_factory, contents):
-    folder = tmp_path_factory.mktemp("images")
-    (folder / "a").mkdir()
-    for n, content in enumerate(contents):
-        (folder / "a" / f"{n}.png").write_bytes(content)
-    tried(lambda: Images(str(folder)))
-    (folder / "a.tar").write_bytes(contents[0])
-    tried(lambda: Images(str(folder / "a.tar")))
-
-
-@SETTINGS
+@few
 @given(content=CONTENT)
-def test_official_layouts(tmp_path_factory, content):
+def test_any_files_in_the_official_layouts(tmp_path_factory, content):
     data = tmp_path_factory.mktemp("data")
     for name in (
         *(f"listops-1000/basic_{split}.tsv" for split in ("train", "val", "test")),
@@ -101,6 +83,6 @@ def test_official_layouts(tmp_path_factory, content):
         "pathfinder32/curv_contour_length_14/imgs/0/sample_0.png",
     ):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
-        (data / name).write_bytes(content)
-    for task in (LraListops, LraRetrieval, LraText, LraPathfinder, WikiText2):
-        tried(lambda task=task: task(data=str(data)))
+        written(data / name, content)
+    for name in ("lra-listops", "lra-retrieval", "lra-text", "lra-pathfinder", "wikitext-2"):
+        use(name, data=str(data))

@@ -1,206 +1,147 @@
-"""Several processes compute what one does."""
+"""Several processes compute what one does, and stop together."""
 
-import json
+import math
 import os
+import signal
+from functools import partial
 
 import pytest
-import torch
+from processes import DIGITS, UPDATE, Command, differences, signal_at, steps
 from safetensors.torch import load_file
-from train_processes import (
-    TERM,
-    UPDATE,
-    At,
-    Command,
-    digits,
-    fail,
-    infinite_on_rank_1,
-    nan_in_a_gradient,
-    nan_in_a_weight,
-    nan_on_rank_1,
-    pairs,
-    record,
-    steps,
-    text,
-    weights,
-)
+from train import runs
+from train.runs import record, result, tiny, words
 
 from permuteformer.models import PermuteFormerForSequenceClassification
 
-# With a large epsilon Adam does not make a whole step of a gradient that is zero but for rounding.
+# With a large epsilon Adam does not make a whole step of a gradient that is zero except for rounding.
 EXACT = {"hidden_dropout": 0, "adam_epsilon": 1e-3, "learning_rate": 0.05, "warmup_steps": 3, "epochs": 2}
 ODD = {**EXACT, "train_items": 37}
 """The last of five batches has five items: one process has three of them, the other two."""
 FEW = {**EXACT, "train_items": 33}
 """The last batch has one item, so that one process has none."""
 CLIPPED = {**FEW, "gradient_clip": 0.5}
-SHARDED = {"shard": True, "micro_batch_size": 2}
-SPREAD = {"sequence_parallel": 2}
+MICRO = {**ODD, "micro_batch_size": 2}
+SHARD, SEQUENCE = ["--shard"], ["--sequence-parallel"]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The folder of a run with these fields, each made once."""
-    made = {}
-
-    def run(processes=1, task=digits, **fields):
-        key = (processes, *task(**fields))
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("run") / "run"
-            Command(*task(**fields), output=made[key], processes=processes).succeed()
-        return made[key]
-
-    return run
+def numbers(folder):
+    """Return what may differ between runs by rounding only: weights, and losses by event and step."""
+    weights = load_file(folder / "model" / "model.safetensors")
+    losses = {(line["event"], line["step"]): line.get("metrics", line)["loss"] for line in record(folder)}
+    return weights, losses, result(folder)["tokens"]
 
 
 def assert_close(one, other):
-    own, others = (load_file(folder / "model" / "model.safetensors") for folder in (one, other))
-    assert own.keys() == others.keys()
-    assert max(float((own[name] - others[name]).abs().max()) for name in own) < 1e-5
-    for line, same in zip(record(one), record(other), strict=True):
-        assert (line["event"], line["step"]) == (same["event"], same["step"])
-        numbers = line.get("metrics", line)
-        assert numbers["loss"] == pytest.approx(same.get("metrics", same)["loss"], abs=1e-5)
-    assert result(one)["tokens"] == result(other)["tokens"]
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text())
+    (weights, losses, tokens), (other_weights, other_losses, other_tokens) = numbers(one), numbers(other)
+    assert max(float((weights[name] - other_weights[name]).abs().max()) for name in {*weights, *other_weights}) < 1e-5
+    assert losses == pytest.approx(other_losses, abs=1e-5)
+    assert tokens == other_tokens
 
 
 @pytest.mark.parametrize(
-    ("fields", "more", "processes"),
+    ("task", "fields", "more", "processes"),
     [
-        (ODD, {"micro_batch_size": 3}, 1),
-        (ODD, {}, 2),
-        (FEW, {}, 2),
-        (ODD, {"micro_batch_size": 2}, 2),
-        (ODD, SHARDED, 2),
-        (CLIPPED, {"shard": True}, 2),
-        (CLIPPED, {}, 2),
-        (ODD, {}, 3),
-        (ODD, {**SPREAD, "micro_batch_size": 3}, 2),
-        (FEW, {**SPREAD, "shard": True}, 2),
-        (FEW, SPREAD, 4),
-    ],
-    ids=[
-        "micro",
-        "odd",
-        "few",
-        "odd-micro",
-        "shard-micro",
-        "shard-few-clip",
-        "few-clip",
-        "three",
-        "spread",
-        "spread-shard",
-        "spread-of-four",
+        ("digits", {**ODD, "micro_batch_size": 3}, [], 1),
+        ("digits", ODD, [], 2),
+        ("digits", FEW, [], 2),
+        ("digits", MICRO, [], 2),
+        ("digits", MICRO, SHARD, 2),
+        ("digits", CLIPPED, SHARD, 2),
+        ("digits", CLIPPED, [], 2),
+        ("digits", ODD, [], 3),
+        ("digits", {**ODD, "micro_batch_size": 3}, [*SEQUENCE, 2], 2),
+        ("digits", FEW, [*SEQUENCE, 2, *SHARD], 2),
+        ("digits", FEW, [*SEQUENCE, 2], 4),
+        ("lm", {**EXACT, "epochs": 1, "test_lengths": (96,)}, [*SEQUENCE, 2], 2),
+        ("match", {**EXACT, "epochs": 1}, [*SEQUENCE, 3], 3),  # some texts have fewer tokens than there are processes
     ],
 )
-def test_as_on_one_process(fields, more, processes, run):
-    assert_close(run(processes, **fields, **more), run(**fields))
+def test_processes_compute_what_one_does(task, fields, more, processes, whole):
+    one = words(tiny(task, **{**fields, "micro_batch_size": None}))
+    assert_close(whole(*words(tiny(task, **fields)), *more, processes=processes), whole(*one))
 
 
-@pytest.mark.parametrize(("task", "stretches"), [(text, 2), (pairs, 3)], ids=["lm", "match"])
-def test_rows_spread_over_processes_as_on_one(task, stretches, run):
-    fields = {**EXACT, "epochs": 1}
-    assert_close(run(stretches, task, **fields, sequence_parallel=stretches), run(1, task, **fields))
-
-
-def test_a_spread_run_goes_on(run, tmp_path):
-    whole = run(2, text, sequence_parallel=2, epochs=2)  # with dropout
-    words = text(sequence_parallel=2, epochs=2)
-    interrupted = Command(*words, output=tmp_path / "run", processes=2, at=At(UPDATE, 7, TERM))
-    assert interrupted.wait() == [128 + TERM, 0], interrupted.text
-    assert "was begun with --sequence-parallel 2: go on as it was begun" in fail(Command("resume", tmp_path / "run", processes=2))
-    Command("resume", tmp_path / "run", "--sequence-parallel", 2, processes=2).succeed()
-    assert weights(tmp_path / "run") == weights(whole)
-    assert record(tmp_path / "run") == record(whole)
-
-
-def test_what_cannot_be_spread_is_refused(tmp_path):
-    for words, processes, said in (
-        (
-            digits(**SPREAD),
-            1,
-            "spreads every row over 2 processes, and this is one: start so many, or a multiple, torchrun",
-        ),
-        (digits(**SPREAD), 3, "and these are 3: start so many"),
-        ([*digits(**SPREAD), "--model", "transformer-image"], 2, "attention 'softmax' does not support 'sequence_parallel'"),
-    ):
-        assert said in fail(Command(*words, output=tmp_path / "run", processes=processes))
-        assert not (tmp_path / "run").exists()
-
-
-def test_what_is_compared_differs_otherwise(run):
-    for other in (FEW, {**ODD, "seed": 1}, {**ODD, "learning_rate": 0.0501}):
+def test_comparison_finds_differences(whole):
+    for fields, other in ((ODD, FEW), (ODD, {**ODD, "seed": 1}), (ODD, {**ODD, "learning_rate": 0.0501}), (FEW, CLIPPED)):
         with pytest.raises(AssertionError):
-            assert_close(run(**ODD), run(**other))
-    with pytest.raises(AssertionError):
-        assert_close(run(**FEW), run(**CLIPPED))
+            assert_close(whole(*words(tiny(**fields))), whole(*words(tiny(**other))))
 
 
-def test_a_sharded_model_is_a_plain_one_when_saved(run):
-    folder = run(2, **ODD, **SHARDED)
-    config = json.loads((folder / "model" / "config.json").read_text())
-    assert config["architectures"] == ["PermuteFormerForSequenceClassification"]
+@pytest.mark.parametrize("more", [[], SHARD])
+def test_evaluation_gives_equal_numbers(more, whole):
+    """With a learning rate that changes no weight, runs have the same model on any number of processes."""
+    fields = {"learning_rate": 1e-30, "steps": 1, "validation_items": 101, "test_items": 101, "evaluation_batch_size": 7}
+    command = words(tiny(**fields))
+    one, two = (record(folder, "evaluation", "test") for folder in (whole(*command), whole(*command, *more, processes=2)))
+    assert [line["metrics"] for line in one] == [line["metrics"] for line in two]
+    assert len(one) == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "rank", "message"),
+    [
+        ("digits", [], 1, "--nproc-per-node 2, got 1"),
+        ("digits", SHARD, 0, "--shard True, got False"),
+        ("lm", [*SEQUENCE, 2], 0, "--sequence-parallel 2, got 1"),
+    ],
+)
+def test_signal_to_one_process_stops_all_and_resume_gives_the_same_bytes(task, more, rank, message, whole, tmp_path):
+    folder, command = tmp_path / "run", words(tiny(task, steps=13, evaluate_every=4))
+    before = partial(signal_at, name=UPDATE, number=7, sent=signal.SIGTERM, of_rank=rank)
+    interrupted = Command(*command, *more, "--output", folder, processes=2, before=before)
+    assert interrupted.wait() == [128 + signal.SIGTERM, 0], interrupted.text
+    assert "stopped after step 7" in interrupted.text
+    assert message in Command("resume", folder, processes=2 if more else 1).end(1)
+    Command("resume", folder, *more, processes=2).end()
+    assert not differences(folder, whole(*command, *more, processes=2))
+
+
+def test_sharded_model_is_saved_as_a_plain_one(whole):
+    folder = whole(*words(tiny(**MICRO)), *SHARD, processes=2)
     model, info = PermuteFormerForSequenceClassification.from_pretrained(folder / "model", output_loading_info=True)
+    assert model.config.architectures == ["PermuteFormerForSequenceClassification"]
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert (folder / "looks.json").exists()
-    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert (folder / "attention_maps.json").exists()
 
 
-def test_a_sharded_run_goes_on(run, tmp_path):
-    whole = run(2, **ODD, **SHARDED)
-    interrupted = Command(*digits(**ODD, **SHARDED), output=tmp_path / "run", processes=2, at=At(UPDATE, 7, TERM))
-    assert interrupted.wait() == [128 + TERM, 0], interrupted.text
-    assert "was begun with --shard: go on as it was begun" in fail(Command("resume", tmp_path / "run", processes=2))
-    Command("resume", tmp_path / "run", "--shard", processes=2).succeed()
-    assert weights(tmp_path / "run") == weights(whole)
-    assert record(tmp_path / "run") == record(whole)
-
-
-def test_sharding_one_process_is_refused(tmp_path):
-    assert "--shard shares out a model over processes, and this is one: torchrun" in fail(
-        Command(*digits(**EXACT, shard=True), output=tmp_path / "run")
-    )
+@pytest.mark.parametrize(
+    ("more", "processes", "message"),
+    [
+        ([*SEQUENCE, 2], 1, "--sequence-parallel 2 needs a multiple of 2 processes, got 1"),
+        ([*SEQUENCE, 2], 3, "--sequence-parallel 2 needs a multiple of 2 processes, got 3"),
+        ([*SEQUENCE, 2, "--model", "transformer-image"], 2, "'softmax' does not support 'sequence_parallel'"),
+        (SHARD, 1, "--shard needs two or more processes: torchrun"),
+    ],
+)
+def test_processes_that_do_not_fit_are_refused(more, processes, message, tmp_path):
+    assert message in Command(*DIGITS, *more, "--output", tmp_path / "run", processes=processes).end(1)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("more", [{}, {"shard": True}], ids=["whole", "shard"])
-def test_evaluation_gives_equal_numbers(more, run):
-    """With a learning rate that changes no weight, runs have the same model on any number of processes."""
-    fields = {"learning_rate": 1e-30, "steps": 1, "validation_items": 101, "test_items": 101, "evaluation_batch_size": 7}
-    one, two = (
-        [line["metrics"] for line in record(folder) if line["event"] in ("evaluation", "test")]
-        for folder in (run(**fields), run(2, **fields, **more))
-    )
-    assert len(one) == 2
-    assert one == two
-
-
-@pytest.mark.parametrize("more", [{}, {"shard": True}], ids=["whole", "shard"])
+@pytest.mark.parametrize("more", [[], SHARD])
 @pytest.mark.parametrize(
-    ("poison", "words"),
+    ("spoil", "message"),
     [
-        (nan_in_a_weight, ["the loss is nan; it began in model.layers.0.expand, whose weight is not finite; items "]),
-        (nan_on_rank_1, ["the loss is nan; it began in none when it was computed once more; items "]),
-        (infinite_on_rank_1, ["the loss is inf; it began in none"]),
-        (nan_in_a_gradient, ["a gradient is not finite, of model.layers.0.contract.weight; items"]),
+        ({"kind": "weight", "name": "model.layers.0.expand.weight"}, "loss is nan, first in model.layers.0.expand, whose weight"),
+        ({"kind": "loss", "of_rank": 1}, "loss is nan, first in no module"),
+        ({"kind": "loss", "value": math.inf, "of_rank": 1}, "loss is inf, first in no module"),
+        ({"kind": "gradient", "of_rank": 1}, "gradient is not finite, of model.layers.0.contract.weight"),
     ],
 )
-def test_not_finite_on_one_of_two_stops_both(poison, words, more, tmp_path):
+def test_number_that_is_not_finite_on_one_process_stops_both(spoil, message, more, tmp_path):
     folder = tmp_path / "run"
-    said = fail(Command(*digits(**EXACT, **more, evaluate_every=4), output=folder, processes=2, poison=poison))
-    for part in ["step 6: ", *words, "the checkpoint of step 4 stays"]:
-        assert part in said
+    command = [*words(tiny(**EXACT, evaluate_every=4)), *more]
+    shown = Command(*command, "--output", folder, processes=2, before=partial(runs.spoil, **spoil)).end(1)
+    for part in ("step 6: ", message, "; items ", "the checkpoint of step 4"):
+        assert part in shown
     assert result(folder)["status"] == "not finite"
-    assert result(folder)["message"] in said
+    assert result(folder)["message"] in shown
     assert steps(folder) == [4]
 
 
-def test_an_error_of_the_main_process_ends_all(tmp_path):
+def test_error_of_the_main_process_ends_all(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "note.txt").write_text("mine")
-    said = fail(Command(*digits(**EXACT), output=tmp_path / "run", processes=2))
-    assert said.count("is there and is no run folder") == 2
+    shown = Command(*DIGITS, "--output", tmp_path / "run", processes=2).end(1)
+    assert shown.count("is not a run folder") == 2
     assert os.listdir(tmp_path / "run") == ["note.txt"]

@@ -1,25 +1,24 @@
-"""Texts that go on: the model's own, from a state that does not grow."""
+"""Generated text equals that of full forward passes, sampled as asked for, from a state of constant size."""
 
 import gc
 import itertools
-import os
+import re
 import signal
-import subprocess
 import sys
-import threading
-import time
+from functools import partial
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
+from commands import run
+from processes import Command, signal_at
+from train.runs import terminal_output
 
-from permuteformer.cli import use
+from permuteformer.tasks.tokenization import ByteTokens
 from permuteformer.train import generate as module
-from permuteformer.train.generate import generate
-from permuteformer.train.saved import load
+from permuteformer.train.generate import Generation
+from permuteformer.train.trained_model import load
 
-SPEAKS = {"hidden_size": 32, "num_attention_heads": 4, "attention": {"name": "linear", "feature_multiplier": 4}}
+LINEAR = {"name": "linear", "feature_multiplier": 4}
 BYTES = {"corpus": "topics", "length": 64, "context": 32}
 
 
@@ -33,355 +32,281 @@ def prompt_ids(prompt):
 
 
 @torch.no_grad()
-def by_hand(model, inputs, tokens, allowed=(2, 259), after=None, choice=torch.argmax):
-    """Tokens, each by a whole forward pass over all that came before, without a state; ``after`` says what is read in place of one."""
-    inputs, made = list(inputs), []
+def by_hand(trained, ids, tokens, allowed=(2, 259), after=None, sample=torch.argmax):
+    """Return tokens, each from a forward pass over all before it, without a state; ``after`` maps tokens to the ids read after them."""
+    ids, made = list(ids), []
     for _ in range(tokens):
-        logits = model(torch.tensor([inputs]), use_cache=False).logits[0, -1]
-        made.append(int(choice(logits[slice(*allowed)].double())) + allowed[0])
-        inputs.append((after or {}).get(made[-1], made[-1]))
+        logits = trained.model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+        made.append(int(sample(logits[slice(*allowed)].double())) + allowed[0])
+        ids.append((after or {}).get(made[-1], made[-1]))
     return made
 
 
+def sampler(trained, **options):
+    """Return the function that samples a token from logits."""
+    return Generation(trained, "", 1, **options)._sample
+
+
 def as_text(tokens):
-    documents = [bytes(token - 3 for token in part) for end, part in itertools.groupby(tokens, key=lambda token: token == 2) if not end]
-    ends = [len(list(part)) for end, part in itertools.groupby(tokens, key=lambda token: token == 2) if end]
-    texts = [document.decode("utf-8", "replace") for document in documents]
-    if tokens and tokens[0] == 2:
-        texts.insert(0, "")
-    return "".join(text + "\n" * count for text, count in itertools.zip_longest(texts, ends, fillvalue=0))
+    """Return the text of bytes; a line ends with a document."""
+    documents = [[]]
+    for token in tokens:
+        if token == 2:
+            documents.append([])
+        else:
+            documents[-1].append(token - 3)
+    return "\n".join(bytes(document).decode("utf-8", "replace") for document in documents)
 
 
-def favour(trained, tokens, factor):
-    """Make the tokens very likely here and very unlikely there, or neither."""
+def scale(trained, tokens, factor):
+    """Make tokens very likely here and very unlikely there, or neither."""
     with torch.no_grad():
         trained.model.lm_head.weight[tokens] *= factor
 
 
 @pytest.mark.parametrize("preset", ["permuteformer-lm", "performer-lm", "transformer-lm", "permuteformer-lm-no-decay"])
-def test_the_likeliest_text_is_that_of_transformers(make_run, preset):
-    linear = {} if preset == "transformer-lm" else {"attention": {"name": "linear", "feature_multiplier": 4}}
+def test_most_likely_text_is_that_of_transformers(make_run, preset):
+    linear = {} if preset == "transformer-lm" else {"attention": LINEAR}
     trained = load(make_run("lm-bytes", preset, BYTES, tie_word_embeddings=preset == "performer-lm", **linear))
-    favour(trained, [2], 0.1)
+    scale(trained, [2], 0.1)
     for prompt in ("", "a", "The quick brown fox; Größe"):
         ids = torch.tensor([prompt_ids(prompt)])
-        whole = trained.model.generate(ids, max_new_tokens=50, do_sample=False, suppress_tokens=[0, 1], eos_token_id=2)
-        made = [token for token in whole[0, ids.shape[1] :].tolist() if token != 2]
-        generation = generate(trained, prompt, 50, temperature=0, stop=True)
-        assert "".join(generation) == bytes(token - 3 for token in made).decode("utf-8", "replace")
+        expected = trained.model.generate(ids, max_new_tokens=50, do_sample=False, suppress_tokens=[0, 1], eos_token_id=2)
+        made = [token for token in expected[0, ids.shape[1] :].tolist() if token != 2]
+        generation = Generation(trained, prompt, 50, temperature=0, stop=True)
+        assert "".join(generation) == as_text(made)
         assert generation.tokens in (len(made), len(made) + 1)
     assert len(made) > 20
-    # The likeliest text repeats itself; one by chance does not.
-    made = by_hand(trained.model, prompt_ids("a"), 60, after={2: 1}, choice=module._Choice(1.0, None, None, seed=7))
-    assert len(set(made)) > 10
-    assert "".join(generate(trained, "a", 60, seed=7)) == as_text(made)
+    made = by_hand(trained, prompt_ids("a"), 60, after={2: 1}, sample=sampler(trained, seed=7))
+    assert len(set(made)) > 10, "a sampled text does not repeat itself"
+    assert "".join(Generation(trained, "a", 60, seed=7)) == as_text(made)
 
 
-def test_documents_end_and_begin_as_in_training(trained):
-    favour(trained, [2], -3)
-    made = by_hand(trained.model, prompt_ids("once"), 80, after={2: 1}, choice=module._Choice(1.0, None, None, seed=0))
+def test_documents_end_and_start_as_in_training(trained):
+    scale(trained, [2], -3)
+    made = by_hand(trained, prompt_ids("once"), 80, after={2: 1}, sample=sampler(trained))
     assert made.count(2) > 3
     assert len(set(made)) > 10
-    generation = generate(trained, "once", 80)
-    assert "".join(generation) == as_text(made)
-    assert generation.tokens == 80
-    first = made.index(2)
-    generation = generate(trained, "once", 80, stop=True)
-    assert "".join(generation) == as_text(made[:first])
-    assert generation.tokens == first + 1
+    end = made.index(2)
+    for stop, tokens, text in ((False, 80, made), (True, end + 1, made[:end])):
+        generation = Generation(trained, "once", 80, stop=stop)
+        assert "".join(generation) == as_text(text)
+        assert generation.tokens == tokens
 
 
-def test_words(words_run):
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [("", [2]), ("the cat\n", [2, 3, 4, 2]), ("the  cat", [2, 3, 4]), ("the cat ", [2, 3, 4]), ("the\n\ncat", [2, 3, 2, 2, 4])],
+)
+def test_words_are_separated_by_blanks_and_lines(prompt, ids, words_run):
     trained = load(words_run)
-    words = trained.words
-    assert words[-1].startswith("<unused")
-    known = len([word for word in words if not word.startswith("<unused")])
+    words = trained.input.tokenizer.words
     numbers = {word: n for n, word in enumerate(words)}
-    prompts = {"": [2], "the cat\n": [2, 3, 4, 2], "the  cat": [2, 3, 4], "the cat ": [2, 3, 4], "the\n\ncat": [2, 3, 2, 2, 4]}
-    for prompt, begun in prompts.items():
-        made = by_hand(trained.model, begun, 40, allowed=(1, known))
-        text = "".join(generate(trained, prompt, 40, temperature=0))
-        lines = (prompt + text).split("\n")
-        assert [n for line in lines for n in [2, *map(numbers.__getitem__, line.split())]] == begun + made
-        assert "  " not in (prompt + text).removeprefix("the  cat")
-    assert generate(trained, "the cat", 9, temperature=0).notes == []
-    generation = generate(trained, "the dog and the dog \x1b[1m", 5)
-    assert generation.notes == ["words of the prompt that are none of the model's are read as <unk>: dog, \\x1b[1m"]
-    with torch.no_grad():
-        trained.model.lm_head.weight[[0, *range(known, len(words))]] *= 50
-    text = "".join(generate(trained, "the cat", 300, temperature=5.0))
+    known = sum(not word.startswith("<unused") for word in words)
+    made = by_hand(trained, ids, 40, allowed=(1, known))
+    text = prompt + "".join(Generation(trained, prompt, 40, temperature=0))
+    assert [n for line in text.split("\n") for n in [2, *map(numbers.__getitem__, line.split())]] == ids + made
+    assert "  " not in text.removeprefix("the  cat")
+
+
+def test_unknown_words_are_reported_and_unused_ones_not_generated(words_run):
+    trained = load(words_run)
+    words = trained.input.tokenizer.words
+    assert Generation(trained, "the cat", 9).notes == []
+    (note,) = Generation(trained, "the dog and the dog \x1b[1m", 5).notes
+    assert note.endswith(": dog, \\x1b[1m")
+    unused = [n for n, word in enumerate(words) if word.startswith("<unused") or n == 0]
+    assert len(unused) > 1
+    scale(trained, unused, 50)
+    text = "".join(Generation(trained, "the cat", 300, temperature=5.0))
     assert "<unused" not in text
     assert "<pad>" not in text
-    assert "".join(generate(trained, "the", 300, temperature=5.0, stop=True)).count("\n") == 0
+    assert "\n" not in "".join(Generation(trained, "the", 300, temperature=5.0, stop=True))
 
 
-def test_what_training_never_had_is_never_chosen(trained):
-    favour(trained, [0, 1], 100)
-    best = by_hand(trained.model, prompt_ids("a"), 30, allowed=(0, 259))
-    assert {0, 1} & set(best), "it would be chosen"
-    generation = generate(trained, "a", 300, temperature=3.0)
+def test_ids_that_training_does_not_have_are_not_generated(trained):
+    scale(trained, [0, 1], 100)
+    assert {0, 1} & set(by_hand(trained, prompt_ids("a"), 30, allowed=(0, 259))), "else this test shows nothing"
+    generation = Generation(trained, "a", 300, temperature=3.0)
     assert len("".join(generation)) > 100
     assert generation.tokens == 300
 
 
 @pytest.mark.parametrize("block", [1, 5, 7, 1000])
-def test_a_long_prompt_is_read_in_blocks(trained, monkeypatch, block):
+def test_long_prompt_is_read_in_blocks(block, trained, monkeypatch):
     prompt = "A long prompt, of several blocks. " * 5
-    expected = "".join(generate(trained, prompt, 20, temperature=0))
     monkeypatch.setattr(module, "PREFILL", block)
-    assert "".join(generate(trained, prompt, 20, temperature=0)) == expected
-    assert expected == as_text(by_hand(trained.model, prompt_ids(prompt), 20, after={2: 1}))
+    made = by_hand(trained, prompt_ids(prompt), 20, after={2: 1})
+    assert "".join(Generation(trained, prompt, 20, temperature=0)) == as_text(made)
 
 
-def test_characters_are_whole_before_they_are_given():
-    text = module._Bytes()
-    tokens = [byte + 3 for byte in "aé€😀".encode()]
-    assert [text.piece(token) for token in tokens] == ["a", "", "é", "", "", "€", "", "", "", "😀"]
+def test_prompt_may_have_bytes_that_are_not_utf_8(trained):
+    """As a command line gives them."""
+    made = by_hand(trained, [1, 0xE9 + 3], 10, after={2: 1})
+    assert "".join(Generation(trained, b"\xe9".decode("utf-8", "surrogateescape"), 10, temperature=0)) == as_text(made)
+
+
+def test_characters_are_complete(trained):
+    decoder = ByteTokens().decoder()
+    assert [decoder.push(byte + 3) for byte in "aé€😀".encode()] == ["a", "", "é", "", "", "€", "", "", "", "😀"]
     half = [byte + 3 for byte in "€".encode()[:2]]
-    assert [text.piece(token) for token in half] == ["", ""]
-    assert text.piece(ord("b") + 3) == "\ufffdb"
-    assert [text.piece(token) for token in half] == ["", ""]
-    assert text.piece(2) == "\ufffd\n", "a document ends within a character"
-    assert [text.piece(token) for token in [*half, 0xAC + 3]] == ["", "", "€"], "and leaves nothing behind"
-    assert (text.piece(half[0]), text.rest(), text.rest()) == ("", "\ufffd", "")
-
-
-def test_pieces_are_the_text_whatever_bytes_come(trained):
-    pieces = list(generate(trained, "", 400, temperature=2.0, seed=3))
-    again = "".join(generate(trained, "", 400, temperature=2.0, seed=3))
-    assert "".join(pieces) == again
-    assert "\ufffd" in again
+    assert [decoder.push(id) for id in [*half, ord("b") + 3]] == ["", "", "\ufffdb"]
+    assert [decoder.push(id) for id in [*half, 2]] == ["", "", "\ufffd\n"], "a document ends within a character"
+    assert [decoder.push(id) for id in [*half, 0xAC + 3]] == ["", "", "€"], "nothing is left of it"
+    assert (decoder.push(half[0]), decoder.flush(), decoder.flush()) == ("", "\ufffd", "")
+    pieces = list(Generation(trained, "", 400, temperature=2.0, seed=3))
     assert all(pieces)
-    again.encode()
+    assert "\ufffd" in "".join(pieces)
 
 
-def test_seeds_and_likelihoods(trained):
+def test_seed_decides_and_narrow_sampling_is_greedy(trained):
     def text(**options):
-        return "".join(generate(trained, "x", 40, **options))
+        return "".join(Generation(trained, "x", 40, **options))
 
     assert text(seed=1) == text(seed=1)
     assert text(seed=1) != text(seed=2)
     greedy = text(temperature=0)
-    assert text(temperature=0, seed=5) == greedy
-    assert text(top_k=1, temperature=3.0) == greedy
-    assert text(top_p=1e-9, temperature=3.0) == greedy
-    assert text(temperature=1e-300) == greedy
+    narrow = ({"temperature": 0, "seed": 5}, {"top_k": 1, "temperature": 3.0}, {"top_p": 1e-9, "temperature": 3.0}, {"temperature": 1e-300})
+    assert {text(**options) for options in narrow} == {greedy}
     assert text(top_k=10**9, top_p=1.0) == text()
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ((1.0, None, None), [0.5, 0.3, 0.15, 0.05]),
-        ((0.5, None, None), [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
-        ((1.0, 2, None), [0.5 / 0.8, 0.3 / 0.8, 0, 0]),
-        ((1.0, None, 0.79), [0.5 / 0.8, 0.3 / 0.8, 0, 0]),
-        ((1.0, None, 0.81), [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
-        ((1.0, 2, 0.6), [1, 0, 0, 0]),  # of the two kept, the first comes to 0.625
+        ({}, [0.5, 0.3, 0.15, 0.05]),
+        ({"temperature": 0.5}, [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
+        ({"top_k": 2}, [0.5 / 0.8, 0.3 / 0.8, 0, 0]),
+        ({"top_p": 0.79}, [0.5 / 0.8, 0.3 / 0.8, 0, 0]),
+        ({"top_p": 0.81}, [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
+        ({"top_k": 2, "top_p": 0.6}, [1, 0, 0, 0]),  # of the two kept, the first has 0.625
     ],
 )
-def test_tokens_are_chosen_as_often_as_they_should(options, expected):
-    choice = module._Choice(*options, seed=0)
-    order = torch.tensor([2, 0, 3, 1])
+def test_tokens_are_sampled_with_their_probabilities(options, expected, trained):
+    sample, order, count = sampler(trained, **options), torch.tensor([2, 0, 3, 1]), 4000
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log()[order] + 7
-    count = 4000
-    found = torch.bincount(torch.tensor([choice(logits) for _ in range(count)]), minlength=4) / count
+    found = torch.bincount(torch.tensor([sample(logits) for _ in range(count)]), minlength=4) / count
     for place, share in zip(order.tolist(), found.tolist(), strict=True):
         error = (expected[place] * (1 - expected[place]) / count) ** 0.5
         assert share == pytest.approx(expected[place], abs=5 * error + 1e-12)
 
 
 def test_memory_does_not_grow_with_the_text(make_run):
-    trained = load(make_run("lm-bytes", "permuteformer-lm", BYTES, **SPEAKS, num_hidden_layers=1))
+    trained = load(make_run("lm-bytes", "permuteformer-lm", BYTES, attention=LINEAR, num_hidden_layers=1))
+    generation = Generation(trained, "The", 10_000)
 
-    def used():
+    def used(tokens):
+        while generation.tokens < tokens:
+            next(generation)
         gc.collect()
         return generation.cache.nbytes, sum(type(x) is torch.Tensor for x in gc.get_objects()), sys.getallocatedblocks()
 
-    generation = generate(trained, "The", 10_000)
-    for piece in generation:
-        assert len(piece) < 10
-        if generation.tokens >= 500:
-            break
-    size, tensors, blocks = used()
-    for _ in generation:
-        if generation.tokens >= 2_500:
-            break
-    assert used()[0] == size
-    assert used()[1] <= tensors + 5
-    assert used()[2] < blocks + 1_000, "less than one thing for every other token"
+    (size, tensors, blocks), (later_size, later_tensors, later_blocks) = used(300), used(1_300)
+    assert later_size == size
+    assert later_tensors <= tensors + 5
+    assert later_blocks < blocks + 500, "less than one object for every second token"
     assert generation.notes == []
 
 
-def test_a_state_that_grows_is_said(make_run):
-    trained = load(make_run("lm-bytes", "transformer-lm", BYTES))
-    assert generate(trained, "a", 9_000).notes == []
-    note = generate(trained, "a", 100_000).notes[0]
-    generation = generate(trained, "a", 100_000)
-    list(itertools.islice(generation, 30))
-    before, tokens = generation.cache.nbytes, generation.tokens
-    list(itertools.islice(generation, 30))
-    growth = (generation.cache.nbytes - before) / (generation.tokens - tokens)
-    assert f"grows with the text, {growth:.0f} bytes a token" in note
-    assert "MB in all" in note
+def test_growing_state_is_reported(make_run, monkeypatch):
+    monkeypatch.setattr(module, "MANY_TOKENS", 200)
+    folder = make_run("lm-bytes", "transformer-lm", BYTES)
+    trained = load(folder)
+    assert Generation(trained, "a", 190).notes == []
+    generation = Generation(trained, "a", 100_000)
+    sizes = [(generation.cache.nbytes, generation.tokens) for _ in itertools.islice(generation, 60)]
+    growth = (sizes[-1][0] - sizes[1][0]) / (sizes[-1][1] - sizes[1][1])
+    assert re.search(f"grows by {growth:.0f} bytes per token, .* MB in all", generation.notes[0])
+    assert "note: the state" in run("generate", folder, "--prompt", "a" * 200, "--max-new-tokens", 3).stderr
 
 
-def test_positions_that_were_learned_are_all_there_are(make_run):
-    learned = load(make_run("lm-bytes", "performer-lm", BYTES, position=[{"name": "learned", "max_length": 40}]))
-    generation = generate(learned, "four", 36)
-    assert len("".join(generation)) > 0
+def test_learned_positions_limit_the_text(make_run):
+    trained = load(make_run("lm-bytes", "performer-lm", BYTES, position=[{"name": "learned", "max_length": 40}]))
+    generation = Generation(trained, "four", 36)
+    assert "".join(generation)
     assert generation.tokens == 36
-    with pytest.raises(ValueError, match=r"has learned 40 positions, .* tokens=37 need 41: tokens may be 36 at most"):
-        generate(learned, "four", 37)
-    with pytest.raises(ValueError, match="the prompt must be shorter"):
-        generate(learned, "x" * 50, 1)
+    with pytest.raises(ValueError, match="40 learned positions.*max_new_tokens=37 need 41: .*36"):
+        Generation(trained, "four", 37)
+    with pytest.raises(ValueError, match="shorter prompt"):
+        Generation(trained, "x" * 50, 1)
 
 
-def test_runs_that_do_not_generate(text_run, make_run):
-    with pytest.raises(ValueError, match="is no language model, but of kind 'classify': permuteformer predict gives its labels"):
-        generate(load(text_run), "a")
+def test_attention_without_a_state_is_refused(make_run):
     reformer = load(make_run("lm-bytes", "performer-lm", BYTES, attention={"name": "reformer", "chunk_size": 8}))
-    with pytest.raises(ValueError, match="attention 'reformer' has no state to go on from"):
-        generate(reformer, "a")
+    with pytest.raises(ValueError, match="'reformer' cannot generate"):
+        Generation(reformer, "a")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("name", "value"),
     [
-        ({"tokens": 0}, "tokens must be a whole number from 1 on; it is 0"),
-        ({"tokens": True}, "tokens must be a whole number"),
-        ({"tokens": 2.5}, "tokens must be a whole number"),
-        ({"seed": -1}, "seed must be a whole number from 0 on"),
-        ({"temperature": -0.1}, "temperature must be 0 or a number above it"),
-        ({"temperature": float("nan")}, "temperature must be"),
-        ({"temperature": float("inf")}, "temperature must be"),
-        ({"top_k": 0}, "top_k must be a whole number from 1 on"),
-        ({"top_p": 0}, "top_p must be above 0 and at most 1"),
-        ({"top_p": 1.1}, "top_p must be"),
-        ({"top_p": float("nan")}, "top_p must be"),
-        ({"prompt": "a\ud800b"}, "prompt holds half a character"),
+        *(("max_new_tokens", value) for value in (0, True, 2.5)),
+        ("seed", -1),
+        *(("temperature", value) for value in (-0.1, float("nan"), float("inf"))),
+        ("top_k", 0),
+        *(("top_p", value) for value in (0, 1.1, float("nan"))),
     ],
 )
-def test_options_that_make_no_sense(trained, options, told):
-    with pytest.raises(ValueError, match=told):
-        generate(trained, **options)
+def test_options_without_meaning_are_refused(name, value, trained):
+    with pytest.raises((ValueError, TypeError), match=f"{name} must be .*{value}"):
+        Generation(trained, **{name: value})
 
 
-def test_a_prompt_may_hold_bytes_that_are_no_text(trained):
-    """As a command line gives them."""
-    made = by_hand(trained.model, [1, 0xE9 + 3], 10, after={2: 1})
-    assert "".join(generate(trained, b"\xe9".decode("utf-8", "surrogateescape"), 10, temperature=0)) == as_text(made)
-
-
-def test_an_answer_that_is_no_number_ends_the_text(trained):
+def test_output_that_is_not_finite_ends_the_text(trained):
     with torch.no_grad():
         trained.model.model.norm.weight[0] = torch.nan
-    with pytest.raises(ValueError, match="token 1 cannot be chosen, as the model's answer is not a number"):
-        next(generate(trained, "a"))
+    with pytest.raises(ValueError, match="token 1 .*not finite"):
+        next(Generation(trained, "a"))
 
 
-app = typer.Typer()
-app.command()(use.predict)
-app.command()(use.generate)
-
-
-def run(*words, code=0):
-    result = CliRunner().invoke(app, ["generate", *map(str, words)], env={"COLUMNS": "300"})
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-def test_the_command(bytes_run, trained, tmp_path):
-    expected = "".join(generate(trained, "The text", 50, seed=4, temperature=0.5, top_k=9, top_p=0.9))
-    options = ["--tokens", 50, "--seed", 4, "--temperature", 0.5, "--top-k", 9, "--top-p", 0.9]
-    result = run(bytes_run, "--prompt", "The text", *options)
-    assert result.stdout_bytes.decode() == expected
-    assert "50 tokens in " in result.stderr
-    assert " a second" in result.stderr
+def test_command_prints_or_writes_the_text(bytes_run, trained, tmp_path):
+    options = ["--max-new-tokens", 50, "--seed", 4, "--temperature", 0.5, "--top-k", 9, "--top-p", 0.9]
+    shown = run("generate", bytes_run, "--prompt", "The text", *options)
+    assert shown.stdout == "".join(Generation(trained, "The text", 50, seed=4, temperature=0.5, top_k=9, top_p=0.9))
+    assert re.search(r"50 tokens in .* per second", shown.stderr)
     (tmp_path / "prompt.txt").write_bytes("\ufeffThe\r\nGröße".encode())
-    run(bytes_run, "--prompt-file", tmp_path / "prompt.txt", "--output", tmp_path / "out.txt", "--tokens", 30)
-    assert (tmp_path / "out.txt").read_bytes().decode() == "".join(generate(trained, "The\nGröße", 30))
-    assert run(bytes_run, "--tokens", 5).stdout_bytes.decode() == "".join(generate(trained, "", 5))
+    run("generate", bytes_run, "--prompt-file", tmp_path / "prompt.txt", "--output", tmp_path / "out.txt", "--max-new-tokens", 30)
+    assert (tmp_path / "out.txt").read_bytes().decode() == "".join(Generation(trained, "The\nGröße", 30))
+    assert run("generate", bytes_run, "--max-new-tokens", 5).stdout == "".join(Generation(trained, "", 5))
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_the_command_refuses_in_words(bytes_run, text_run, tmp_path):
-    assert "give --prompt or --prompt-file" in run(bytes_run, "--prompt", "a", "--prompt-file", tmp_path / "b", code=1).stderr
-    assert "there is no file" in run(bytes_run, "--prompt-file", tmp_path / "none", code=1).stderr
+@pytest.mark.parametrize(
+    ("run_folder", "words", "message"),
+    [
+        ("bytes_run", ["--prompt", "a", "--prompt-file", "b"], "--prompt or --prompt-file"),
+        ("bytes_run", ["--prompt-file", "missing"], "file not found: missing"),
+        ("bytes_run", ["--prompt-file", "latin"], "latin is not UTF-8"),
+        ("bytes_run", ["--prompt", "a\ud800b"], r"prompt.*'\\ud800' at 1"),
+        ("bytes_run", ["--output", "missing/out.txt"], "folder not found: missing"),
+        ("text_run", [], "'classify'.*permuteformer predict"),
+    ],
+)
+def test_command_refuses_in_one_line(run_folder, words, message, request, tmp_path, monkeypatch):
+    folder = request.getfixturevalue(run_folder)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "latin").write_bytes(b"caf\xe9 noir")
-    assert "is not UTF-8" in run(bytes_run, "--prompt-file", tmp_path / "latin", code=1).stderr
-    assert "permuteformer predict gives its labels" in run(text_run, code=1).stderr
-    assert "is no run folder" in run(tmp_path, code=1).stderr
-    assert "top_p must be above 0" in run(bytes_run, "--top-p", 0, code=1).stderr
-    assert "there is no folder" in run(bytes_run, "--output", tmp_path / "none" / "out.txt", code=1).stderr
+    shown = run("generate", folder, *words, code=1)
+    assert re.search(message, shown)
+    assert shown.count("\n") == 1
 
 
-def test_the_command_says_what_grows(make_run):
-    folder = make_run("lm-bytes", "transformer-lm", BYTES)
-    assert "note: the state of this model grows" in run(folder, "--prompt", "a" * 10_000, "--tokens", 3).stderr
-
-
-PROGRAM = """
-import typer
-from permuteformer.cli import use
-app = typer.Typer()
-app.command()(use.predict)
-app.command()(use.generate)
-app()
-"""
-
-
-def test_ctrl_c_ends_it(bytes_run):
-    words = ["generate", str(bytes_run), "--tokens", "100000000"]
-    command = [sys.executable, "-c", PROGRAM, *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
-        shown = process.stdout.read(200)
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.stdout.read(), process.stderr.read()
-    assert process.returncode == 130
-    assert b"Traceback" not in errors
-    assert b"a second" in errors
-    assert errors.endswith(b"interrupted\n")
-    (shown + rest).decode()
-
-
-def test_ctrl_c_keeps_what_there_is_in_a_file(bytes_run, tmp_path):
-    output = tmp_path / "out.txt"
-
-    def interrupt():
-        while not list(tmp_path.glob(".out.txt.*.partial")):
-            time.sleep(0.05)
-        time.sleep(1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    result = run(bytes_run, "--tokens", 100_000_000, "--output", output, code=130)
-    assert "interrupted" in result.stderr
-    written = output.read_bytes().decode()
-    assert written
-    assert written.startswith("".join(generate(load(bytes_run), "", 10))[:-1])
+@pytest.mark.parametrize("to_file", [False, True])
+def test_ctrl_c_keeps_the_text_so_far(to_file, bytes_run, tmp_path):
+    expected = "".join(Generation(load(bytes_run), "", 98))
+    before = partial(signal_at, name="permuteformer.train.generate.Generation._read", number=100, sent=signal.SIGINT)
+    output = ["--output", tmp_path / "out.txt"] if to_file else []
+    command = Command("generate", bytes_run, "--max-new-tokens", 100_000_000, *output, before=before)
+    command.end(130)
+    shown = command.text
+    assert shown.endswith("interrupted\n")
+    assert "99 tokens in " in shown
+    assert ((tmp_path / "out.txt").read_bytes().decode() if to_file else shown).startswith(expected[:-1])
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_a_terminal_is_not_told_what_to_do_by_the_model(bytes_run):
-    import pty
-
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", PROGRAM, "generate", str(bytes_run), "--tokens", "3000", "--temperature", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environment) as process:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                shown += os.read(ours, 65536)
-            except OSError:  # how Linux says that the other side has gone
-                break
-        process.stderr.read()
-    os.close(ours)
-    assert process.returncode == 0
+def test_terminal_interprets_no_generated_text(bytes_run):
+    shown, _ = terminal_output("generate", bytes_run, "--max-new-tokens", 300, "--temperature", 2)
     assert not set(shown) & {*range(32), 127} - set(b"\r\n\t")
-    assert b"\\x1b" in shown
+    assert re.search(rb"\\x[01][0-9a-f]", shown)
     shown.decode()

@@ -1,7 +1,7 @@
-"""Lines of a benchmark as tables and figures."""
+"""Tables and figures of benchmarks."""
 
-from permuteformer.bench.case import BLANK
-from permuteformer.report import benches
+from permuteformer.bench.runner import BLANK
+from permuteformer.report import bench
 
 
 def line(row, seconds, *, group="bidirectional", length=None, status="finished", flops=None):
@@ -19,36 +19,35 @@ LINES = [
 ]
 
 
-def test_a_table_has_ratios_and_shares_of_the_rate():
-    (table,) = benches.side_by_side_tables(LINES)
-    assert table.headers == ("", "best ms", "median", "slowest", "ratio", "extra MB", "of rate")
+def test_comparison_tables_have_ratios_and_shares_of_matmul():
+    (table,) = bench.comparison_tables(LINES)
+    assert table.headers == ("", "best ms", "median", "slowest", "ratio", "extra MB", "of matmul")
     assert table.rows[0] == ("PermuteFormer", "2.00", "2.00", "4.00", "1.00×", "2.00", "50%")
     assert table.rows[1][:5] == ("formula, eager", "8.00", "8.00", "16.0", "4.00×")
     assert table.rows[2][:2] == ("softmax (SDPA)", "out of memory")
     assert {len(row) for row in table.rows} == {7}
 
 
-def test_a_figure_has_a_row_a_case_and_the_rate():
-    (figure,) = benches.side_by_side_figures(LINES)
+def test_comparison_figures_have_a_row_per_case():
+    (figure,) = bench.comparison_figures(LINES)
     assert "PermuteFormer" in figure.svg
     assert "matrix product<" not in figure.svg
-    assert "rate of matrix products" in figure.caption
     assert figure.png.startswith(b"\x89PNG")
 
 
-def test_curves_have_the_power_of_the_length_and_say_where_they_end():
+def test_length_tables_have_the_exponent_and_figures_say_where_curves_end():
     lines = [
         *(line("permuteformer", n / 1e6, group="model", length=n, flops=1e6 * n) for n in (512, 1024, 2048, 4096)),
         *(line("transformer", n * n / 1e9, group="model", length=n) for n in (512, 1024, 2048)),
         line("transformer", None, group="model", length=4096, status="out of memory"),
         line("matmul", 1.0, group="matrix product", length=2048, flops=1e12),
     ]
-    times, memory = benches.length_tables(lines)
+    times, memory = bench.length_tables(lines)
     assert times.headers == memory.headers == ("tokens", "PermuteFormer", "Transformer")
     assert [row[0] for row in times.rows] == ["512", "1,024", "2,048", "4,096", "power of the length"]
     assert times.rows[-1][1:] == ("1.00", "2.00")
     assert times.rows[-2][2] == "out of memory"
     assert [row[1] for row in memory.rows] == ["7.00"] * 4
-    (figure,) = benches.length_figures(lines, benches.rate_of(lines))
-    assert "Lines end: Transformer out of memory at 4,096" in figure.caption
-    assert benches.ROOFLINE in figure.svg
+    (figure,) = bench.length_figures(lines)
+    assert "Transformer out of memory at 4,096" in figure.caption
+    assert bench.ROOFLINE in figure.svg

@@ -1,35 +1,36 @@
-"""From folders and files to records, and what is refused."""
+"""Runs are read from folders and files; damaged ones are refused or skipped with a message."""
 
 import json
 import os
+import re
 
 import pytest
-from report.sample import lines, look, measurement, run_folder, speeds, write
+from report.sample import attention_maps, lines, measurement, run_folder, speeds, write
 
-from permuteformer.folders import MOST_BYTES
-from permuteformer.report.load import load, read_results, read_run
-from permuteformer.report.records import Record, number, printable_data, thinned
+from permuteformer.experiments.layout import RUN_FORMAT
+from permuteformer.report.runs import Run, load_runs, number, printable_data, read_results, read_run, thinned
+from permuteformer.storage import MAX_FILE_BYTES
 
 
 def test_a_run_folder_is_a_record(tmp_path):
-    record = read_run(run_folder(tmp_path / "run", "lm", "permuteformer-lm", 3, 5.4, "4", "quick", lengths=(2, 4), looks=True))
+    record = read_run(run_folder(tmp_path / "run", "lm", "permuteformer-lm", 3, 5.4, "4", "quick", lengths=(2, 4), maps=True))
     assert (record.table, record.row, record.column, record.seed, record.preset) == ("4", "permuteformer-lm", "lm", 3, "quick")
-    assert record.run == "table4/lm/permuteformer-lm-seed3"
+    assert record.name == "table4/lm/permuteformer-lm-seed3"
     assert record.command == "permuteformer train lm-bytes --model permuteformer-lm"
     assert (record.status, record.metric, record.greater_is_better, record.parameters) == ("finished", "perplexity", False, 1_234_567)
     assert [event["event"] for event in record.evaluations] == ["evaluation"] * 10 + ["test", "length", "length"]
     assert record.losses[0][0] == 0
     assert len(record.losses) == 50
-    assert record.looks["length"] == 24
+    assert record.maps["length"] == 24
 
 
 def test_a_record_goes_to_a_line_and_back(tmp_path):
     record = read_run(run_folder(tmp_path / "run"))
     line = json.loads(json.dumps(record.to_json()))
-    assert Record.from_json(line, path=record.path) == record
+    assert Run.from_json(line, path=record.path) == record
     assert line["experiment"]["model"] == "permuteformer"
-    measured = Record.from_json(speeds()[0])
-    assert Record.from_json(measured.to_json()) == measured
+    measured = Run.from_json(speeds()[0])
+    assert Run.from_json(measured.to_json()) == measured
     assert "measurement" in measured.to_json()
 
 
@@ -38,13 +39,13 @@ def test_runs_are_found_at_any_depth_and_not_inside_runs(tmp_path):
     run_folder(tmp_path / "d", seed=1)
     run_folder(tmp_path / "d" / "checkpoints" / "copy", seed=2)  # within a run
     run_folder(tmp_path / ".hidden" / "run", seed=3)
-    assert sorted(record.seed for record in load([tmp_path]).records) == [0, 1]
+    assert sorted(record.seed for record in load_runs([tmp_path]).runs) == [0, 1]
 
 
 def test_a_loop_of_links_is_no_trap(tmp_path):
     run_folder(tmp_path / "a" / "run")
     (tmp_path / "a" / "up").symlink_to(tmp_path, target_is_directory=True)
-    assert len(load([tmp_path]).records) == 1
+    assert len(load_runs([tmp_path]).runs) == 1
 
 
 def test_results_files_and_their_looks(tmp_path):
@@ -52,113 +53,116 @@ def test_results_files_and_their_looks(tmp_path):
     folder = tmp_path / "results"
     folder.mkdir()
     lines(folder / "results.jsonl", [record.to_json(), *speeds()])
-    lines(folder / "looks.jsonl", [{"run": record.run, "row": record.row, "column": "lm", "looks": look(record.task, record.row)}])
+    lines(
+        folder / "attention_maps.jsonl",
+        [{"run": record.name, "attention_maps": attention_maps(record.task, record.row)}],
+    )
     for given in (folder, folder / "results.jsonl"):
-        loaded = load([given])
-        assert len(loaded.records) == 1 + len(speeds())
-        assert loaded.records[0].looks["kernel"]["distances"][0] == 0
-        assert loaded.records[1].looks is None
-        assert loaded.left_out == ()
+        loaded = load_runs([given])
+        assert len(loaded.runs) == 1 + len(speeds())
+        assert loaded.runs[0].maps["kernel"]["distances"][0] == 0
+        assert loaded.runs[1].maps is None
+        assert loaded.skipped == ()
 
 
-def test_other_json_lines_on_the_way_are_left_out_and_told(tmp_path):
+def test_other_json_lines_on_the_way_are_skipped_and_reported(tmp_path):
     run_folder(tmp_path / "run")
     lines(tmp_path / "core.jsonl", [{"kind": "speed", "milliseconds": 3}])
     (tmp_path / "noise.jsonl").write_text("no JSON at all\n")
-    loaded = load([tmp_path])
-    assert len(loaded.records) == 1
-    assert loaded.left_out == (f"left out: 2 .jsonl files in {tmp_path} with no records of experiments",)
-    with pytest.raises(ValueError, match=r"core.jsonl is no results file: its first line is no record"):
-        load([tmp_path / "core.jsonl"])
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    assert re.search(rf"2 .jsonl files in {tmp_path} ", *loaded.skipped)
+    with pytest.raises(ValueError, match=r"core\.jsonl"):
+        load_runs([tmp_path / "core.jsonl"])
 
 
-def test_what_is_not_there_or_holds_nothing_is_said(tmp_path):
-    with pytest.raises(ValueError, match="name run folders or results files"):
-        load([])
-    with pytest.raises(FileNotFoundError, match="nowhere is not there: give run folders"):
-        load([tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match=r"there are no runs in .*: a run folder has experiment.json"):
-        load([tmp_path])
+def test_inputs_without_runs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="FOLDER"):
+        load_runs([])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_runs([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match=rf"{tmp_path}.*experiment.json"):
+        load_runs([tmp_path])
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"notes.txt is no results file"):
-        load([tmp_path / "notes.txt"])
+    with pytest.raises(ValueError, match=r"notes\.txt"):
+        load_runs([tmp_path / "notes.txt"])
     run_folder(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"metrics.jsonl is a file of a run folder: give the folder"):
-        load([tmp_path / "run" / "metrics.jsonl"])
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.*folder"):
+        load_runs([tmp_path / "run" / "metrics.jsonl"])
 
 
-def test_another_format_is_refused_by_name_and_left_out_on_the_way(tmp_path):
+def test_another_format_is_refused_by_name_and_skipped_on_the_way(tmp_path):
     run_folder(tmp_path / "good")
     bad = run_folder(tmp_path / "bad", seed=1)
     content = json.loads((bad / "experiment.json").read_text())
-    write(bad / "experiment.json", {**content, "format": 2, "version": "0.9"})
-    with pytest.raises(ValueError, match=r"bad: it is of format 2 \(written by version 0.9\), and this version reads format 1"):
-        load([bad])
-    loaded = load([tmp_path])
-    assert [record.seed for record in loaded.records] == [0]
-    assert len(loaded.left_out) == 1
-    assert "format 2" in loaded.left_out[0]
+    write(bad / "experiment.json", {**content, "format": 7, "version": "0.9"})
+    with pytest.raises(ValueError, match=rf"bad.*format 7.*0\.9.*format {RUN_FORMAT}"):
+        load_runs([bad])
+    loaded = load_runs([tmp_path])
+    assert [record.seed for record in loaded.runs] == [0]
+    assert re.search("bad.*format 7", *loaded.skipped)
 
 
-@pytest.mark.parametrize("name", ["experiment.json", "environment.json", "result.json", "looks.json"])
+@pytest.mark.parametrize("name", ["experiment.json", "environment.json", "result.json", "attention_maps.json"])
 @pytest.mark.parametrize("content", ["{", "[1]", "null", '"text"', "[" * 100_000])
 def test_a_file_that_is_no_json_object_is_named(tmp_path, name, content):
-    run = run_folder(tmp_path / "run", looks=True)
+    run = run_folder(tmp_path / "run", maps=True)
     (run / name).write_text(content)
-    with pytest.raises(ValueError, match=rf"{name} (is no JSON|must be a JSON object)"):
-        load([run])
+    with pytest.raises(ValueError, match=rf"{name}.*JSON"):
+        load_runs([run])
 
 
-@pytest.mark.parametrize("name", ["experiment.json", "environment.json", "result.json", "looks.json", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["experiment.json", "environment.json", "result.json", "attention_maps.json", "metrics.jsonl"])
 def test_a_file_that_would_never_end_is_refused(tmp_path, name):
-    run = run_folder(tmp_path / "run", looks=True)
+    run = run_folder(tmp_path / "run", maps=True)
     (run / name).unlink()
     os.mkfifo(run / name)
     if name == "experiment.json":  # by which a run folder is known
-        with pytest.raises(ValueError, match="there are no runs"):
-            load([run])
+        with pytest.raises(ValueError, match=str(run)):
+            load_runs([run])
         return
-    with pytest.raises(ValueError, match=rf"{name} is no regular file"):
-        load([run])
+    with pytest.raises(ValueError, match=rf"{name}.*regular file"):
+        load_runs([run])
     (run / name).unlink()
     (run / name).symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=rf"{name} is no regular file"):
-        load([run])
+    with pytest.raises(ValueError, match=rf"{name}.*regular file"):
+        load_runs([run])
     (run / name).unlink()
     with (run / name).open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
-    with pytest.raises(ValueError, match=rf"{name} has more than 268,435,456 bytes"):
-        load([run])
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(ValueError, match=rf"{name}.*{MAX_FILE_BYTES:,}"):
+        load_runs([run])
 
 
-def test_results_that_would_never_end_are_left_out_and_told(tmp_path):
+def test_results_that_would_never_end_are_skipped_and_reported(tmp_path):
     run_folder(tmp_path / "run")
     os.mkfifo(tmp_path / "pipe.jsonl")
     with (tmp_path / "long.jsonl").open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
-    loaded = load([tmp_path])
-    assert len(loaded.records) == 1
-    assert len(loaded.left_out) == 2
-    assert "long.jsonl has more than" in loaded.left_out[0]
-    assert "pipe.jsonl is no regular file" in loaded.left_out[1]
+        file.truncate(MAX_FILE_BYTES + 1)
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    long, pipe = loaded.skipped
+    assert re.search(rf"long\.jsonl.*{MAX_FILE_BYTES:,}", long)
+    assert re.search(r"pipe\.jsonl.*regular file", pipe)
 
 
-def test_a_broken_last_line_is_left_out_and_one_in_the_middle_refused(tmp_path):
+def test_a_broken_last_line_is_skipped_and_one_in_the_middle_refused(tmp_path):
     run = run_folder(tmp_path / "run")
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"event": "test", "metr')
     assert read_run(run).evaluations == read_run(run_folder(tmp_path / "same")).evaluations
     (run / "metrics.jsonl").write_text('{"event": "te\n' + whole)
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is no JSON"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1\b.*JSON"):
         read_run(run)
 
 
-def test_a_broken_last_record_is_told(tmp_path):
+def test_a_broken_last_record_is_reported(tmp_path):
     file = lines(tmp_path / "results.jsonl", speeds())
     file.write_text(file.read_text() + '{"format": 1, "ki')
-    loaded = load([file])
-    assert len(loaded.records) == len(speeds())
-    assert loaded.left_out == (f"left out: the last line of {file}, which broke off",)
+    loaded = load_runs([file])
+    assert len(loaded.runs) == len(speeds())
+    assert str(file) in loaded.skipped[0]
+    assert len(loaded.skipped) == 1
 
 
 def test_a_run_that_goes_on_has_what_it_has(tmp_path):
@@ -172,27 +176,26 @@ def test_a_run_that_goes_on_has_what_it_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
-        ({"run": None}, "a record must have the field 'run'"),
-        ({"kind": None}, "a record must have the field 'kind'"),
-        ({"kind": "guess"}, "kind of a record must be training or measurement; it is 'guess'"),
-        ({"result": None}, "a record must have the field 'result'"),
-        ({"result": {}}, "a record must have the field 'status'"),
-        ({"result": 3}, "result of a record must be an object; it is 3"),
-        ({"row": None}, "row is missing"),
-        ({"table": 2}, "table of a record must be text; it is 2"),
-        ({"seed": True}, "seed of a record must be a whole number; it is True"),
-        ({"evaluations": {}}, "evaluations of a record must be a list"),
-        ({"format": "1"}, "it is of format '1', and this version reads format 1"),
+        ({"run": None}, "'run'"),
+        ({"kind": None}, "'kind'"),
+        ({"kind": "guess"}, "kind.*training.*measurement.*'guess'"),
+        ({"result": None}, "'result'"),
+        ({"result": {}}, "'status'"),
+        ({"result": 3}, "result.*object.*3"),
+        ({"row": None}, "row"),
+        ({"table": 2}, "table.*string.*2"),
+        ({"seed": True}, "seed.*True"),
+        ({"evaluations": {}}, "evaluations.*list"),
+        ({"format": "1"}, "format '1'.*format 1"),
     ],
 )
-def test_a_record_that_lacks_something_is_refused_with_its_line(tmp_path, change, words):
+def test_a_bad_record_is_refused_with_its_line(tmp_path, change, message):
     good = measurement("2", "performer", "text", 1.0, 100)
     file = lines(tmp_path / "results.jsonl", [good, {**good, **change}])
-    with pytest.raises(ValueError, match=r"results.jsonl, line 2: ") as raised:
-        load([file])
-    assert words in str(raised.value)
+    with pytest.raises(ValueError, match=rf"results\.jsonl, line 2: .*{message}"):
+        load_runs([file])
 
 
 def test_a_cell_without_its_row_is_refused(tmp_path):
@@ -200,34 +203,34 @@ def test_a_cell_without_its_row_is_refused(tmp_path):
     content = json.loads((run / "experiment.json").read_text())
     del content["cell"]["row"]
     write(run / "experiment.json", content)
-    with pytest.raises(ValueError, match="run cannot be read as a run folder: its cell has no 'row'"):
+    with pytest.raises(ValueError, match="run.*cell.*'row'"):
         read_run(run)
 
 
-def test_of_two_runs_of_a_cell_the_later_counts_and_the_other_is_told(tmp_path):
+def test_of_two_runs_of_a_cell_the_later_counts_and_the_other_is_reported(tmp_path):
     old = run_folder(tmp_path / "old" / "run", value=0.1, started="2026-01-01T00:00:00+00:00")
     new = run_folder(tmp_path / "new" / "run", value=0.9, started="2026-02-01T00:00:00+00:00")
     for inputs in ((old, new), (new, old)):
-        loaded = load(inputs)
-        assert [record.path for record in loaded.records] == [str(new)]
-        assert loaded.left_out == (f"left out: {old} is an older run of table1/text/permuteformer-seed0 than {new}",)
+        loaded = load_runs(inputs)
+        assert [record.path for record in loaded.runs] == [str(new)]
+        assert re.search(f"{old}.*table1/text/permuteformer-seed0.*{new}", *loaded.skipped)
 
 
 def test_a_run_and_its_line_are_one_and_the_folder_is_shown(tmp_path):
     run = run_folder(tmp_path / "table1" / "run")
     lines(tmp_path / "results.jsonl", [read_run(run).to_json()])
     for inputs in ([tmp_path], [run, tmp_path / "results.jsonl"], [tmp_path / "results.jsonl", run, tmp_path]):
-        loaded = load(inputs)
-        assert [record.path for record in loaded.records] == [str(run)]
-        assert loaded.left_out == ()
+        loaded = load_runs(inputs)
+        assert [record.path for record in loaded.runs] == [str(run)]
+        assert loaded.skipped == ()
 
 
-def test_lines_of_the_same_run_that_differ_are_told(tmp_path):
+def test_lines_of_the_same_run_that_differ_are_reported(tmp_path):
     one = measurement("2", "performer", "text", 1.0, 100)
     other = measurement("2", "performer", "text", 2.0, 100)
-    loaded = load([lines(tmp_path / "a.jsonl", [one]), lines(tmp_path / "b.jsonl", [other])])
-    assert len(loaded.records) == 1
-    assert "are both of table2/text/performer-seed0 and differ" in loaded.left_out[0]
+    loaded = load_runs([lines(tmp_path / "a.jsonl", [one]), lines(tmp_path / "b.jsonl", [other])])
+    assert len(loaded.runs) == 1
+    assert re.search(r"a\.jsonl.*b\.jsonl.*table2/text/performer-seed0", *loaded.skipped)
 
 
 def test_presets_are_kept_apart_and_own_runs_of_one_name_too(tmp_path):
@@ -235,9 +238,9 @@ def test_presets_are_kept_apart_and_own_runs_of_one_name_too(tmp_path):
     run_folder(tmp_path / "b" / "run", preset="small")
     run_folder(tmp_path / "c" / "mine", table=None, started="2026-01-01T00:00:00+00:00")
     run_folder(tmp_path / "d" / "mine", table=None, started="2026-01-02T00:00:00+00:00")
-    loaded = load([tmp_path / name for name in "abcd"])
-    assert len(loaded.records) == 4
-    assert loaded.left_out == ()
+    loaded = load_runs([tmp_path / name for name in "abcd"])
+    assert len(loaded.runs) == 4
+    assert loaded.skipped == ()
 
 
 def test_what_is_not_finite_is_not_taken(tmp_path):

@@ -1,9 +1,9 @@
-"""Numbers of the page, compared with the reference implementation and with closed forms."""
+"""The numbers of a head, compared with the reference implementation and with closed forms."""
 
 import pytest
 import torch
 
-from permuteformer.demo.playground import DEFAULT, DISTANCES, HEADS, SIDE, STEPS, TOKEN_SEED, TOKENS, Choice, look
+from permuteformer.demo.head_view import DEFAULT, DISTANCES, HEADS, SIDE, STEPS, TOKEN_SEED, TOKENS, Choice, head_view
 from permuteformer.ops import reference
 from permuteformer.ops.feature_map import relu_eps
 from permuteformer.positions.decay import Decay
@@ -17,7 +17,7 @@ def choice(**fields):
 
 
 def test_features_by_position_are_powers_of_the_permutation():
-    found = look(choice())
+    found = head_view(choice())
     power = torch.arange(16)
     permutation = Permute(HEADS, 16).permutation[2]
     for places in found["places"]:
@@ -32,7 +32,7 @@ def test_features_by_position_are_powers_of_the_permutation():
 @pytest.mark.parametrize("head", [2, 3])
 @pytest.mark.parametrize("r", [DEFAULT, 0.9, 1.0])
 def test_scores_decay_with_the_distance(kind, head, r):
-    found, plain = look(choice(head=head, r=r, **kind)), look(choice(head=head, r=None, **kind))
+    found, plain = head_view(choice(head=head, r=r, **kind)), head_view(choice(head=head, r=None, **kind))
     assert found["distances"] == list(range(0 if kind is LM else -DISTANCES, DISTANCES + 1))
     for name in ("permuteformer", "similarity"):
         expected = [found["r"] ** abs(d) * s for d, s in zip(found["distances"], plain[name], strict=True)]
@@ -43,16 +43,16 @@ def test_scores_decay_with_the_distance(kind, head, r):
 
 
 def test_scores_repeat_after_the_order():
-    found = look(choice(r=None))
+    found = head_view(choice(r=None))
     order = int(found["order"][0])
     assert order <= DISTANCES
     assert found["permuteformer"][order] == found["similarity"][order] == 1
     x = relu_eps(tokens(1, 16))[0]
     permutation = Permute(HEADS, 16).permutation[2]
     assert found["permuteformer"][1] == pytest.approx(float(x @ x[permutation] / (x @ x)), abs=1e-5)
-    nothing = look(choice(permutation="none", r=None))
+    nothing = head_view(choice(permutation="none", r=None))
     assert nothing["permuteformer"] == [1.0] * (DISTANCES + 1)
-    assert any("16 of 16" in warning for warning in nothing["warnings"])
+    assert "16 of 16" in nothing["warnings"][0]
 
 
 def tokens(count, features):
@@ -94,7 +94,7 @@ def test_weights_of_a_text(kind, r, alike):
     number, length = (None, TOKENS) if r == DEFAULT else (r, None)
     decay = Decay(HEADS, number) if kind is LM else Decay(HEADS, number, two_sided=True, length=length)
     expected = expected_weights(chosen, None if r is None else decay, torch.arange(TOKENS).view(1, TOKENS, 1))
-    found = look(chosen)
+    found = head_view(chosen)
     torch.testing.assert_close(torch.tensor(found["map"]["permuteformer"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
     assert found["r"] == (None if r is None else pytest.approx(float(decay.r[chosen.head])))
     after = torch.tensor(found["map"]["permuteformer"]).triu(1)
@@ -109,14 +109,14 @@ def test_weights_of_the_middle_pixel(head, r):
     rows, columns = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
     positions = torch.stack([columns.flatten(), rows.flatten()], -1)[None]
     expected = expected_weights(chosen, None if r is None else decay, positions)[SIDE * SIDE // 2].view(SIDE, SIDE)
-    found = look(chosen)
+    found = head_view(chosen)
     torch.testing.assert_close(torch.tensor(found["map"]["permuteformer"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
     assert found["decay_axis"] == head % 2
 
 
 @pytest.mark.parametrize("head", [4, 5])
 def test_a_head_of_an_image_counts_along_its_axis(head):
-    found = look(choice(head=head, r=0.5, permutation="none", **IMAGE))
+    found = head_view(choice(head=head, r=0.5, permutation="none", **IMAGE))
     weights = torch.tensor(found["map"]["permuteformer"])
     weights = weights if found["decay_axis"] == 0 else weights.T
     middle = SIDE // 2
@@ -126,15 +126,15 @@ def test_a_head_of_an_image_counts_along_its_axis(head):
 
 
 def test_default_half_lives_of_an_encoder():
-    text = [look(choice(head=head, **ENCODER))["half_life"] for head in range(HEADS)]
+    text = [head_view(choice(head=head, **ENCODER))["half_life"] for head in range(HEADS)]
     assert (text[0], text[-1]) == pytest.approx((1, TOKENS / 4))
-    image = [look(choice(head=head, **IMAGE))["half_life"] for head in range(HEADS)]
+    image = [head_view(choice(head=head, **IMAGE))["half_life"] for head in range(HEADS)]
     assert image[::2] == pytest.approx(image[1::2])
     assert (image[0], image[-1]) == pytest.approx((1, SIDE * SIDE / 4))
 
 
 def test_two_axes():
-    found = look(choice(r=None, features=32, **IMAGE))
+    found = head_view(choice(r=None, features=32, **IMAGE))
     weights = torch.tensor(found["map"]["permuteformer"])
     assert weights.shape == (SIDE, SIDE)
     assert weights.argmax() == SIDE * SIDE // 2
@@ -143,6 +143,6 @@ def test_two_axes():
 
 
 def test_a_short_half_life_gives_a_warning():
-    assert any("r = 0.5" in warning for warning in look(choice(r=0.5))["warnings"])
-    assert look(choice(r=0.9))["warnings"] == []
-    assert look(choice(r=1.0))["half_life"] is None
+    assert "r = 0.5" in head_view(choice(r=0.5))["warnings"][0]
+    assert head_view(choice(r=0.9))["warnings"] == []
+    assert head_view(choice(r=1.0))["half_life"] is None

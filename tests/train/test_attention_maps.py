@@ -8,7 +8,7 @@ import pytest
 import torch
 from checks import assert_close, inputs
 from contracts.test_attention import LAYERS, layer_of
-from small_data import csv, listops
+from small_data import listops
 
 from permuteformer import ATTENTIONS, Attention, build
 from permuteformer.tasks import Batch
@@ -191,19 +191,12 @@ def test_padding_does_not_matter(text):
     assert not alike(of_other, found)
 
 
-@pytest.mark.parametrize("mode", [True, False])
-def test_model_and_random_numbers_are_not_changed(mode, digits):
-    model, batch = small_model("performer-image", digits).train(mode), some(digits)
-    model.model.layers[1].train(not mode)
-    modes = [module.training for module in model.modules()]
-    state, weights = torch.get_rng_state(), {name: p.clone() for name, p in model.named_parameters()}
+def test_model_is_not_changed_and_maps_are_json(digits):
+    model, batch = small_model("performer-image", digits), some(digits)
+    weights = {name: p.clone() for name, p in model.named_parameters()}
     found = attention_maps(model, digits.input, batch)
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(p, weights[name]) and p.grad is None for name, p in model.named_parameters())
     assert not any(module._forward_pre_hooks for module in model.modules())
-    assert torch.is_grad_enabled()
-    assert attention_maps(model.eval(), digits.input, batch) == found, "there is no dropout"
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -216,61 +209,46 @@ def test_reason_is_given_if_there_are_no_weights(digits):
     bad = small_model("permuteformer-image", digits)
     bad.model.layers[1].attention.query.weight.data[0, 0] = torch.nan
     for model, reason in ((outside, "layer 0: .*quares' is not linear"), (bad, "layer 1: .*'linear' are not finite")):
-        found = attention_maps(model.train(), digits.input, some(digits))
+        found = attention_maps(model, digits.input, some(digits))
         assert re.match(reason, found["reason"])
         assert found["kernel"] is found["kernel_2d"] is found["maps"] is None
-        assert model.training
+        assert not any(module._forward_pre_hooks for module in model.modules())
         json.dumps(found, allow_nan=False)
 
 
-def test_long_texts_and_large_batches_are_cut(text):
-    found = maps_of("permuteformer-text", text, text_batch([300] * 12))
-    assert (found["length"], found["items"]) == (256, 8)
+def test_long_texts_are_cut(text):
+    found = maps_of("permuteformer-text", text, text_batch([300]))
+    assert found["length"] == 256
     assert found["kernel"]["distances"] == list(range(-128, 129))
     assert len(found["maps"]["tokens"]) == len(found["maps"]["layers"][0]) == len(found["maps"]["layers"][0][0]) == 64
 
 
-def test_batch_or_model_that_cannot_be_used_is_refused(text):
-    model, batch = small_model("permuteformer-text", text), text_batch([4, 4])
-    with pytest.raises(TypeError, match="not wrapped, got Sequential"):
-        attention_maps(torch.nn.Sequential(model), text.input, batch)
-    batch.mask[1] = False
-    with pytest.raises(ValueError, match="real token, got 4, 0"):
-        attention_maps(model, text.input, batch)
-
-
-def test_maps_of_large_images_are_small():
-    """Four layers of eight heads on an image of 32 x 32."""
-    task = build_task("lra-pathfinder", {"protocol": "paper"})
-    batch = task.input.collate([{"id": 0, "label": 0, "value": bytes(n * 7 % 256 for n in range(1024))}])
-    model = build_model(build_config("permuteformer-pathfinder", {}, task.input), task.input.kind)
-    found = attention_maps(model, task.input, batch)
-    assert found["length"] == 1026
+def test_maps_of_large_images_are_small_and_a_shade_is_no_special_token():
+    """Four layers of eight heads on an image of 32 x 32, in a protocol in which shades have the numbers of special tokens elsewhere."""
+    task = build_task("lra-image", {"protocol": "lra"})
+    batch = task.input.collate([{"id": 0, "label": 1, "value": bytes(n * 7 % 256 for n in range(1024))}])
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 8}
+    found = attention_maps(build_model(build_config("permuteformer-image", sizes, task.input), "classify").eval(), task.input, batch)
+    assert found["maps"]["tokens"][:3] == ["[CLS]", "0", "7"]
     assert len(found["kernel_2d"]["rows"]) == 17
+    assert all(value > 0 for row in found["kernel_2d"]["layers"][0][0] for value in row)
     assert len(json.dumps(found, separators=(",", ":"))) < 300_000
 
 
 def test_tokens_are_named(tmp_path, language):
-    def tokens(preset, task, batch=None):
-        return maps_of(preset, task, batch or some(task, count=1))["maps"]["tokens"]
-
-    shown = tokens("permuteformer-lm", language)
-    assert shown[:9] == ["[CLS]", *"line 0 o"]
-    assert shown[25:34] == [*"gr", "\\xc3", "\\xb6", "\\xc3", "\\x9f", *"er", "\\n"]
+    listops(tmp_path, [("( ( ( [MAX 2 ) 9 ) ] )", "9")] * 10)
     (tmp_path / "words.txt").write_text("the cat sat\nthe dog sat\n" * 100)
     words = build_task("lm", {"path": str(tmp_path / "words.txt"), "unit": "words", "length": 8, "context": 4})
-    assert tokens("permuteformer-lm", words) == ["</s>", "the", "cat", "sat", "</s>", "the", "dog", "sat"]
-    listops(tmp_path, [("( ( ( [MAX 2 ) 9 ) ] )", "9")] * 10)
     expressions = build_task("lra-listops", {"protocol": "paper"}, data=str(tmp_path))
-    assert tokens("permuteformer-text", expressions) == ["[CLS]", "[MAX", "2", "9", "]", "[SEP]"]
-    (tmp_path / "table.csv").write_text(csv([{"text": "a\tb", "label": str(n % 2)} for n in range(30)]))
-    table = build_task("classify", {"path": str(tmp_path / "table.csv")})
-    assert tokens("permuteformer-text", table) == ["[CLS]", "a", "\\t", "b", "[SEP]"]
+    shown = maps_of("permuteformer-lm", language, some(language, count=1))["maps"]["tokens"]
+    assert shown[:9] == ["[CLS]", *"line 0 o"]
+    assert shown[25:34] == [*"gr", "\\xc3", "\\xb6", "\\xc3", "\\x9f", *"er", "\\n"]
+    names = ["</s>", "the", "cat", "sat", "</s>", "the", "dog", "sat"]
+    assert maps_of("permuteformer-lm", words, some(words, count=1))["maps"]["tokens"] == names
+    assert maps_of("permuteformer-text", expressions, some(expressions))["maps"]["tokens"] == ["[CLS]", "[MAX", "2", "9", "]", "[SEP]"]
+
+
+def test_of_pairs_the_first_text_is_used():
     pairs = build_task("lra-retrieval", {"protocol": "paper"})
     batch = pairs.input.collate([{"id": 0, "label": 1, "first": b"one text", "second": b"another one"}])
-    assert tokens("permuteformer-retrieval", pairs, batch) == ["[CLS]", *"one text", "[SEP]"], "of pairs the first text"
-    image = build_task("lra-image", {"protocol": "lra"})
-    batch = image.input.collate([{"id": 0, "label": 1, "value": bytes(n * 7 % 256 for n in range(1024))}])
-    found = maps_of("permuteformer-image", image, batch)
-    assert found["maps"]["tokens"][:3] == ["[CLS]", "0", "7"]
-    assert all(value > 0 for row in found["kernel_2d"]["layers"][0][0] for value in row), "a shade is no special token"
+    assert maps_of("permuteformer-retrieval", pairs, batch)["maps"]["tokens"] == ["[CLS]", *"one text", "[SEP]"]

@@ -19,9 +19,6 @@ from permuteformer.tasks import Batch
 from permuteformer.tasks.inputs import Image, Input
 from permuteformer.train.build import model_inputs
 
-MAX_ITEMS = 8
-"""Items of a batch that are used."""
-
 TEXT_LENGTH, IMAGE_LENGTH = 256, 1026
 """Tokens that are used, since every pair of them has a weight. An image of 32 x 32 pixels is complete."""
 
@@ -39,8 +36,9 @@ class NoWeights(ValueError):
     """An attention whose output is not a weighted sum of its values, or is not finite."""
 
 
+@torch.no_grad()
 def attention_maps(model: PermuteFormerPreTrainedModel, input: Input, batch: Batch) -> dict[str, Any]:
-    """Return the weights of every layer and head on a batch as JSON. The model is not changed.
+    """Return the weights of every layer and head on a batch as JSON. The model must be in evaluation mode.
 
     ``kernel`` is the mean weight by the distance i − j of query i and key j. In causal models only queries that see all of these distances
     count: earlier ones divide their weight among fewer keys. ``normalised`` says whether the weights of a query add up to 1; they do not if
@@ -50,30 +48,25 @@ def attention_maps(model: PermuteFormerPreTrainedModel, input: Input, batch: Bat
 
     If an attention has no weights, or they are not finite, these are ``None`` and ``reason`` says why.
     """
-    if not isinstance(model, PermuteFormerPreTrainedModel):
-        raise TypeError(f"model must be one of permuteformer.models, not wrapped, got {type(model).__name__}")
     batch = _cut(batch, TEXT_LENGTH if input.grid is None else IMAGE_LENGTH).to(model.device)
-    lengths = batch.mask.sum(-1).tolist()
-    if not all(lengths):
-        raise ValueError(f"every item of batch needs a real token, got {', '.join(map(str, lengths))}")
     line, plane = _pairs_by_distance(batch, model.config.causal), _pairs_by_offset(batch, input)
-    found: list[_LayerMaps] = []
-    maps: dict[str, Any] = {"format": 1, "kind": input.kind, "length": max(lengths), "items": len(batch), "reason": None}
+    layers: list[_LayerMaps] = []
+    maps: dict[str, Any] = {"format": 1, "kind": input.kind, "length": int(batch.mask.sum(-1).max()), "items": len(batch), "reason": None}
     try:
-        with _evaluation(model), _hooks(model.base_model, found, batch, line, plane):
+        with without_autocast(model.device), _hooks(model.base_model, layers, batch, line, plane):
             given = model_inputs(batch, model.config)
             pooler = getattr(model, "pooler", None)  # which marks global tokens
             marks = {} if pooler is None else pooler.arguments(given["input_ids"], given.get("attention_mask"), all_tokens=True)
             model.base_model(**given, **marks, use_cache=False)
     except NoWeights as error:
-        return {**maps, "reason": f"layer {len(found)}: {error}", "kernel": None, "kernel_2d": None, "maps": None}
-    kernel = {"distances": line.axes[0], "normalised": all(layer.normalised for layer in found), "layers": [_round(x.line) for x in found]}
+        return {**maps, "reason": f"layer {len(layers)}: {error}", "kernel": None, "kernel_2d": None, "maps": None}
+    normalised = all(layer.normalised for layer in layers)
     names = [input.name_token(n) for n in batch.input_ids[0][batch.mask[0]][:MAP_LENGTH].tolist()]
     return {
         **maps,
-        "kernel": kernel,
-        "kernel_2d": plane and {"rows": plane.axes[0], "columns": plane.axes[1], "layers": [_round(layer.plane) for layer in found]},
-        "maps": {"tokens": names, "layers": [_round(layer.map, digits=2) for layer in found]},
+        "kernel": {"distances": line.axes[0], "normalised": normalised, "layers": [layer.line for layer in layers]},
+        "kernel_2d": plane and {"rows": plane.axes[0], "columns": plane.axes[1], "layers": [layer.plane for layer in layers]},
+        "maps": {"tokens": names, "layers": [layer.map for layer in layers]},
     }
 
 
@@ -132,11 +125,11 @@ class _Pairs:
         groups, size = self.groups[item].flatten(), 1 + math.prod(map(len, self.axes))
         return torch.stack([torch.bincount(groups, head.flatten().double(), size)[1:] for head in weights])
 
-    def means(self, sums: Tensor) -> Tensor:
-        """Return means of sums over all items, ``h d`` or ``h dy dx``; NaN for a distance without pairs."""
-        count = torch.bincount(torch.cat([groups.flatten() for groups in self.groups]), minlength=1 + sums.shape[1])[1:]
-        means: Tensor = (sums / count).unflatten(1, [len(axis) for axis in self.axes])
-        return means
+    def means(self, sums: list[Tensor]) -> Any:
+        """Return the means over all items as lists, ``h d`` or ``h dy dx``; ``None`` for a distance without pairs."""
+        total = torch.stack(sums).sum(0)
+        count = torch.bincount(torch.cat([groups.flatten() for groups in self.groups]), minlength=1 + total.shape[1])[1:]
+        return _rounded((total / count).unflatten(1, [len(axis) for axis in self.axes]))
 
 
 def _pairs_by_distance(batch: Batch, causal: bool) -> _Pairs:
@@ -173,11 +166,11 @@ def _pairs_by_offset(batch: Batch, input: Input) -> _Pairs | None:
 
 @dataclass(frozen=True)
 class _LayerMaps:
-    """Summary of a layer's weights: ``h d``, ``h dy dx`` and ``l l``."""
+    """Summary of a layer's weights: lists ``h d``, ``h dy dx`` and ``l l``."""
 
-    line: Tensor
-    plane: Tensor | None
-    map: Tensor
+    line: Any
+    plane: Any
+    map: Any
     normalised: bool
 
 
@@ -217,45 +210,23 @@ def _summarise(layer: MultiHeadAttention, x: Tensor, tokens: Tokens, mask: Tenso
         # If weights have both signs, the rounding error of their sum grows with their size.
         error, size = (weights.sum(-1) - 1).abs(), weights.abs().sum(-1).clamp(min=1)
         normalised = normalised and bool((error < 1e-3 * size).all())
-    on_plane = None if plane is None else plane.means(torch.stack(planes).sum(0))
-    return _LayerMaps(line.means(torch.stack(lines).sum(0)), on_plane, first, normalised)
-
-
-@contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode; restore the mode of every module, and random numbers, afterwards."""
-    training = {module: module.training for module in model.modules()}
-    device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad(), without_autocast(device):
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, was in training.items():
-                module.training = was
+    return _LayerMaps(line.means(lines), plane and plane.means(planes), _rounded(first, digits=2), normalised)
 
 
 def _cut(batch: Batch, length: int) -> Batch:
-    """Return the first tokens of the first items; of pairs, of the first text."""
-    return Batch(
-        batch.ids[:MAX_ITEMS],
-        batch.input_ids[:MAX_ITEMS, :length],
-        batch.mask[:MAX_ITEMS, :length],
-        batch.labels[:MAX_ITEMS],
-        None if batch.positions is None else batch.positions[:MAX_ITEMS, :length],
-    )
+    """Return the first tokens of a batch; of pairs, of the first text."""
+    positions = None if batch.positions is None else batch.positions[:, :length]
+    return Batch(batch.ids, batch.input_ids[:, :length], batch.mask[:, :length], batch.labels, positions)
 
 
 def _widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _round(x: Tensor | None, digits: int = 3) -> Any:
+def _rounded(x: Tensor, digits: int = 3) -> Any:
     """Return nested lists of rounded numbers; ``None`` for NaN."""
-    if x is None:
-        return None
     if x.dim():
-        return [_round(part, digits) for part in x]
+        return [_rounded(part, digits) for part in x]
     value = x.item()
     if not math.isfinite(value):
         return None

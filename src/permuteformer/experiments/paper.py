@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from permuteformer.experiments.tables import Column, Plan, Table
@@ -33,9 +34,27 @@ def epoch_times(batch_sizes: dict[str, int], repeats: int) -> Table:
     return Table(name="2", title="training time for one epoch", rows=table_rows("2"), columns=columns, kind="measurement")
 
 
-def longer(length: int) -> tuple[int, ...]:
-    """Return the lengths at which a language model is tested besides its own."""
-    return tuple(length * times for times in (2, 4, 8, 16))
+def language_column(task: str, length: int, settings: Mapping[str, Any], **changes: Any) -> Column:
+    """Return a column of Table 4: windows of a length, half of each as context, and tests at up to 16 times the length."""
+    options = {**changes.pop("task_options", {}), "length": length, "context": length // 2}
+    longer = tuple(length * times for times in (2, 4, 8, 16))
+    return Column(name="lm", task=task, model="{row}", task_options=options, settings={**settings, "test_lengths": longer}, **changes)
+
+
+def speed_table(lengths: tuple[int, ...], sizes: Mapping[str, Any], repeats: int) -> Table:
+    """Return a table of training steps of language models at growing lengths, with the same number of tokens."""
+    columns = tuple(
+        Column(
+            name=str(length),
+            task="lm-bytes",
+            model="{row}",
+            model_fields=sizes,
+            settings={"kind": "training", "length": length, "batch_size": max(lengths) // length, "repeats": repeats},
+        )
+        for length in lengths
+    )
+    rows = ("transformer-lm", "performer-lm", "permuteformer-lm")
+    return Table(name="speed", title="a training step by length", rows=rows, columns=columns, kind="measurement")
 
 
 ACCURACY = Table(
@@ -56,15 +75,7 @@ PERPLEXITY = Table(
     name="4",
     title="perplexity of language models on WikiText-103",
     rows=table_rows("4"),
-    columns=(
-        Column(
-            name="lm",
-            task="wikitext-103",
-            model="{row}",
-            task_options={"length": LM_LENGTH, "context": LM_LENGTH // 2},
-            settings={**TASKS["wikitext-103"].recipe.settings, "test_lengths": longer(LM_LENGTH)},
-        ),
-    ),
+    columns=(language_column("wikitext-103", LM_LENGTH, TASKS["wikitext-103"].recipe.settings),),
 )
 
 FROM_TABLE_4 = {"figure2": "4", "length": "4"}

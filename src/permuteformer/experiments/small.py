@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from permuteformer.experiments.paper import FROM_TABLE_4, LATENCY, accuracy_column, epoch_times, longer
-from permuteformer.experiments.quick import speed_columns
+from permuteformer.experiments.paper import FROM_TABLE_4, LATENCY, accuracy_column, epoch_times, language_column, speed_table
 from permuteformer.experiments.tables import Column, Plan, Table
 from permuteformer.presets import table_rows
-
-LENGTH = 512
 
 LM_SIZES: dict[str, Any] = {
     "hidden_size": 128,
@@ -18,6 +15,17 @@ LM_SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 256,
     "hidden_dropout": 0.0,
+}
+
+LM_SETTINGS: dict[str, Any] = {
+    "steps": 1000,
+    "batch_size": 8,
+    "learning_rate": 2e-3,
+    "warmup_steps": 100,
+    "adam_beta2": 0.98,
+    "evaluate_every": 100,
+    "validation_items": 100,
+    "test_items": 800,
 }
 
 ENCODER_SIZES: dict[str, Any] = {
@@ -68,35 +76,10 @@ PERPLEXITY = Table(
     name="4",
     title="perplexity per byte, on English Wikipedia",
     rows=table_rows("4"),
-    columns=(
-        Column(
-            name="lm",
-            task="wiki-en",
-            model="{row}",
-            task_options={"unit": "bytes", "length": LENGTH, "context": LENGTH // 2},
-            model_fields=LM_SIZES,
-            settings={
-                "steps": 1000,
-                "batch_size": 8,
-                "learning_rate": 2e-3,
-                "warmup_steps": 100,
-                "adam_beta2": 0.98,
-                "evaluate_every": 100,
-                "validation_items": 100,
-                "test_items": 800,
-                "test_lengths": longer(LENGTH),
-            },
-        ),
-    ),
+    columns=(language_column("wiki-en", 512, LM_SETTINGS, task_options={"unit": "bytes"}, model_fields=LM_SIZES),),
 )
 
-SPEED = Table(
-    name="speed",
-    title="a training step by length",
-    rows=("transformer-lm", "performer-lm", "permuteformer-lm"),
-    columns=speed_columns((512, 1024, 2048, 4096, 8192, 16_384), LM_SIZES, repeats=3),
-    kind="measurement",
-)
+SPEED = speed_table((512, 1024, 2048, 4096, 8192, 16_384), LM_SIZES, repeats=3)
 
 PLAN = Plan(
     name="small",

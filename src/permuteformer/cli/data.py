@@ -20,11 +20,7 @@ MAX_LABELS = 20
 
 
 def list_tasks(*, data: str | None = None) -> None:
-    """List the tasks, their licences, and whether their data was found.
-
-    Args:
-        data: data folder; default: PERMUTEFORMER_DATA, else the user's cache.
-    """
+    """List the tasks, their licences, and whether their data was found."""
     from permuteformer.tasks.downloads import DOWNLOADS, find_download
 
     table = Table(title=f"data folder: {data_folder(data)}", title_justify="left")
@@ -45,7 +41,6 @@ def fetch(name: str | None = None, *, data: str | None = None) -> None:
 
     Args:
         name: a task or a download; without it, downloads are listed.
-        data: data folder; default: PERMUTEFORMER_DATA, else the user's cache.
     """
     from permuteformer.tasks.downloads import DOWNLOADS, find_download
     from permuteformer.tasks.fetch import fetch as run
@@ -87,7 +82,6 @@ def generate(
         seed: the same seed gives the same data.
         documents: lra-retrieval: articles, as a folder of wiki.{train,valid,test}.*, text files or a table.
         processes: default: one per core. The data does not depend on it.
-        data: data folder; default: PERMUTEFORMER_DATA, else the user's cache.
     """
     from permuteformer.ops.checks import check_integer
 
@@ -110,11 +104,6 @@ def check(task: str, path: str | None = None, *, data: str | None = None, option
     """Read all of a task's data; print counts, labels, lengths, repetitions between splits, and items that cannot be read.
 
     Items that cannot be read are an error unless --skip-bad is given.
-
-    Args:
-        task: a task; `permuteformer data list` shows them.
-        path: your file or folder, for classify, match, images and lm.
-        data: data folder; default: PERMUTEFORMER_DATA, else the user's cache.
     """
     from permuteformer.tasks.inspect import LONG_LINE, Report
     from permuteformer.tasks.inspect import check as run
@@ -183,13 +172,10 @@ def show(
     """Show a few items: texts in the terminal, images as one PNG.
 
     Args:
-        task: a task; `permuteformer data list` shows them.
-        path: your file or folder, for classify, match, images and lm.
         count: items to show; default: 3 texts or 36 images.
         split: train, validation or test.
         seed: the same seed shows the same items.
         output: PNG file for images; default: TASK.png.
-        data: data folder; default: PERMUTEFORMER_DATA, else the user's cache.
     """
     from permuteformer.ops.checks import check_integer
     from permuteformer.tasks.inspect import contact_sheet, samples

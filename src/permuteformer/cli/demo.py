@@ -17,7 +17,6 @@ def demo(folder: Path | None = None, *, port: int = 8000, browser: bool = True, 
         folder: a finished run, or a model that reads bytes; default: the page without a model.
         port: port of the page; 0 for any that is free.
         browser: open the page in a browser.
-        device: cpu, cuda, …; default: a GPU if there is one.
     """
     from permuteformer.demo.api import Api
     from permuteformer.demo.server import Server

@@ -29,6 +29,15 @@ from permuteformer.storage import parse_json
 FLAT_TASK_OPTIONS = ("text", "second_text", "image", "label", "id", "skip_bad")
 """Options of tasks that need no prefix: the columns of a user's own data."""
 
+SHARED_HELP = {
+    "task": "a task; `permuteformer data list` shows them",
+    "path": "your file or folder, for classify, match, images and lm",
+    "data": "data folder; default: PERMUTEFORMER_DATA, else the user's cache",
+    "device": "cpu, cuda, …; default: a GPU if there is one",
+    "batch_size": "items at a time",
+}
+"""Descriptions of arguments that several commands have; a command's own docstring comes first."""
+
 MAX_MESSAGE = 1000
 
 
@@ -62,7 +71,7 @@ def parse(command: Callable[..., Any], prog: str, words: Sequence[str]) -> dict[
     A parameter whose type is a dataclass or one of the classes above is a group of options, and gets those that were given.
     """
     parser = _Parser(prog, (inspect.getdoc(command) or "").partition("Args:")[0].strip())
-    docs, parameters = argument_docs(command), inspect.signature(command, eval_str=True).parameters
+    docs, parameters = SHARED_HELP | argument_docs(command), inspect.signature(command, eval_str=True).parameters
     groups = {name: parameter.annotation for name, parameter in parameters.items() if _is_group(parameter.annotation)}
     task = None
     if TaskOptions in groups.values() and (task := _named_task(words)) is None:

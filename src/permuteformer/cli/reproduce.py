@@ -74,7 +74,6 @@ def reproduce(
         tasks: columns; default: all.
         seeds: runs of each cell; default: the preset's number.
         output: folder of the runs; default: runs/PRESET.
-        data: data folder; default: PERMUTEFORMER_DATA, else the user's cache.
         jobs: runs at a time; default: one per GPU, else one per core, at most 2.
         micro_batch_size: items computed at a time, if memory is short.
         precision: float32, bfloat16 or float16; default: the preset's.

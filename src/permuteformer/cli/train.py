@@ -33,8 +33,6 @@ def train(
     torchrun --nproc-per-node 8 -m permuteformer train …
 
     Args:
-        task: a task; `permuteformer data list` shows them.
-        path: your file or folder, for classify, match, images and lm.
         model: a preset; `permuteformer models` shows them. Default: PermuteFormer in the size for the task.
         output: run folder; default: runs/TASK-MODEL-seedN. A run in it is resumed.
     """
@@ -69,7 +67,6 @@ def run_cell(job: Path, *, data: str | None = None) -> None:
 
     Args:
         job: JSON file with the experiment, its cell and its folder.
-        data: data folder.
     """
     from permuteformer.machine import limit_memory, when_parent_ends
     from permuteformer.storage import read_json
@@ -90,8 +87,6 @@ def evaluate(folder: Path, *, split: str = "test", items: int | None = None, bat
         folder: run folder.
         split: train, validation or test.
         items: evaluate on this many items, drawn at random; default: all.
-        batch_size: items at a time.
-        data: data folder; default: PERMUTEFORMER_DATA, else the user's cache.
     """
     from permuteformer.ops.checks import check_integer
     from permuteformer.tasks.store import sample_numbers

@@ -44,9 +44,7 @@ def predict(
         second_text: column of second texts, for pairs.
         image: column of image paths.
         id: column to repeat in the output; default: id, if there is one.
-        batch_size: items at a time.
         skip_bad: skip items that cannot be read, and count them.
-        device: cpu, cuda, …; default: a GPU if there is one.
     """
     from permuteformer.tasks.readers.errors import Errors
     from permuteformer.train.predict import lines_for
@@ -109,7 +107,6 @@ def generate(
         seed: the same seed gives the same text.
         stop: stop at the end of the document, or of the line for a model of words.
         output: file for the text; default: standard output.
-        device: cpu, cuda, …; default: a GPU if there is one.
     """
     from permuteformer.train.generate import Generation
     from permuteformer.train.trained_model import load
@@ -174,7 +171,6 @@ def explain(
         data: data folder, for --item.
         answer: label, or next character or word, to explain; default: the most likely one.
         output: .html page, .png picture or .json file with all numbers.
-        device: cpu, cuda, …; default: a GPU if there is one.
     """
     from permuteformer.report.explain import print_explanation
     from permuteformer.report.explain_page import explanation_figure, explanation_page

@@ -9,9 +9,7 @@ from pathlib import Path
 from permuteformer.tasks.base import TASKS, Recipe
 from permuteformer.tasks.images import IMAGE_RECIPE
 from permuteformer.tasks.inputs import Image, Text
-from permuteformer.tasks.own import TableTask, find_column, guess_column
-
-TEXT_RECIPE = Recipe("retrieval", {"epochs": 10, "batch_size": 16, "learning_rate": 5e-4, "warmup_steps": 100})
+from permuteformer.tasks.own import TEXT_RECIPE, TableTask, find_column, guess_column
 
 
 @TASKS.register("classify")
@@ -29,15 +27,11 @@ class Classify(TableTask):
     """
 
     title = "your texts or images, in a table"
-    layouts = ("a table: .csv, .tsv, .jsonl or .parquet",)
-    recipe = TEXT_RECIPE
 
     text: str | None = None
     """Column of texts; default: guessed from its name."""
     image: str | None = None
     """Column of image paths, relative to the table; default: guessed if there is no text."""
-    max_length: int = 4096
-    """Tokens of the longest text, with those around it; longer ones are cut."""
     size: int = 32
     """Height and width to which images are scaled, in gray."""
 

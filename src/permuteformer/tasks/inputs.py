@@ -77,14 +77,28 @@ class Input(ABC):
     """Height and width if tokens have two coordinates."""
     max_length: int
     """Tokens of the longest sequence."""
-    vocab_size: int
-    """Number of token ids."""
-    pad_id: int | None
-    """Id of padding; ``None`` if every id has a meaning of its own."""
-    unit: str
-    """What a token is: ``"bytes"``, ``"words"``, ``"symbols"`` or ``"pixels"``."""
-    start_id: Any = None
-    """Of language models, the id before a text."""
+    tokenizer: Tokenizer
+    """Of texts; images have none."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.tokenizer.vocab_size
+
+    @property
+    def pad_id(self) -> int | None:
+        """Id of padding; ``None`` if every id has a meaning of its own."""
+        return self.tokenizer.pad_id
+
+    @property
+    def start_id(self) -> Any:
+        """Id before a text."""
+        return self.tokenizer.start_id
+
+    @property
+    def unit(self) -> str:
+        """What a token is: ``"bytes"``, ``"words"``, ``"symbols"`` or ``"pixels"``."""
+        return self.tokenizer.unit
 
     @property
     @abstractmethod
@@ -115,9 +129,9 @@ class Input(ABC):
     def texts(self, item: Row) -> list[str]:
         """Return the texts of an item for display; none for an image."""
 
-    @abstractmethod
     def name_token(self, id: int) -> str:
         """Return a token for display."""
+        return self.tokenizer.name(id)
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -214,18 +228,6 @@ class Text(Classification):
             raise ValueError(f"max_length must be above {self.special_tokens}, the tokens around a text, got {self.max_length}")
 
     @property
-    def vocab_size(self) -> int:  # type: ignore[override]
-        return self.tokenizer.vocab_size
-
-    @property
-    def pad_id(self) -> int | None:  # type: ignore[override]
-        return self.tokenizer.pad_id
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        return self.tokenizer.unit
-
-    @property
     def special_tokens(self) -> int:
         """Number of tokens around a text."""
         return (self.tokenizer.start_id is not None) + (self.tokenizer.end_id is not None)
@@ -278,9 +280,6 @@ class Text(Classification):
 
     def blank_id(self, value: bytes) -> int:
         return self.tokenizer.blank_id
-
-    def name_token(self, id: int) -> str:
-        return self.tokenizer.name(id)
 
     def to_json(self) -> dict[str, Any]:
         return {"input": type(self).__name__, "max_length": self.max_length, **self.tokenizer.to_json()}
@@ -335,11 +334,11 @@ class Image(Classification):
         return self.grid[0] * self.grid[1] + self.alphabet.specials
 
     @property
-    def vocab_size(self) -> int:  # type: ignore[override]
+    def vocab_size(self) -> int:
         return self.alphabet.size
 
     @property
-    def pad_id(self) -> int | None:  # type: ignore[override]
+    def pad_id(self) -> int | None:
         return self.alphabet.padding
 
     def encode(self, part: bytes) -> bytes:

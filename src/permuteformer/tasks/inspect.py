@@ -81,7 +81,7 @@ def check(task: Task, progress: Callable[[int], None] | None = None) -> Report:
             found = _line_hashes(task.input, rows)
             splits[split] = SplitReport(len(rows), windows=len(task.items(split)))
         else:
-            found = _row_hashes(rows)
+            found = np.array([content_hash(row) for row in rows], dtype=np.uint64)
             splits[split] = _report(task, split, rows, repeated=len(found) - len(np.unique(found)))
         hashes[split] = np.unique(found)
     shared = {(a, b): len(np.intersect1d(hashes[a], hashes[b], assume_unique=True)) for a, b in combinations(hashes, 2)}
@@ -113,10 +113,6 @@ def _line_hashes(input: Windows, rows: Items) -> np.ndarray:
         *lines, rest = np.split(tokens, np.flatnonzero(tokens == end) + 1)
         found += [content_hash({"line": line.tobytes()}) for line in lines if len(line) > LONG_LINE]
     return np.array(found, dtype=np.uint64)
-
-
-def _row_hashes(rows: Items) -> np.ndarray:
-    return np.array([content_hash(row) for row in rows], dtype=np.uint64)
 
 
 @dataclass(frozen=True)

@@ -59,22 +59,6 @@ class Windows(Input):
         return self.length
 
     @property
-    def vocab_size(self) -> int:  # type: ignore[override]
-        return self.tokenizer.vocab_size
-
-    @property
-    def pad_id(self) -> int | None:  # type: ignore[override]
-        return self.tokenizer.pad_id
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        return self.tokenizer.unit
-
-    @property
-    def start_id(self) -> Any:
-        return self.tokenizer.start_id
-
-    @property
     def columns(self) -> Mapping[str, str]:
         return {"token": self.tokenizer.stored}
 
@@ -133,9 +117,6 @@ class Windows(Input):
 
     def texts(self, item: Row) -> list[str]:
         return [self.tokenizer.decode(item["targets"])]
-
-    def name_token(self, id: int) -> str:
-        return self.tokenizer.name(id)
 
     def to_json(self) -> dict[str, Any]:
         return {"input": "Windows", "length": self.length, "context": self.context, **self.tokenizer.to_json()}

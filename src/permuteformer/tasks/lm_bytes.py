@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,12 @@ class LmBytes(LanguageTask):
 
     def sources(self, folder: Path) -> Iterator[Source]:
         note = f"text of Python {platform.python_version()}: {self.corpus}"
-        paths = {"topics": [_topics_file()], "docstrings": modules(), "all": [_topics_file(), *modules()]}[self.corpus]
-        yield Source("Python's own text", tuple(paths), partial(self.encode, self._documents), note=note)
+        paths = (_library() / "pydoc_data" / "topics.py", *modules())
+        yield Source("Python's own text", paths, partial(self.encode, self._documents), note=note)
 
     def _documents(self, errors: Errors) -> Iterator[tuple[str, Iterable[str]]]:
-        for name, text in without_repeats(CORPORA[self.corpus]()):
+        found = chain.from_iterable(corpus() for corpus in CORPORA[self.corpus])
+        for name, text in without_repeats(found):
             share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
             yield "train" if share < 0.9 else "validation" if share < 0.95 else "test", text.split("\n")
 
@@ -114,17 +116,7 @@ def modules() -> list[Path]:
     return sorted(found)
 
 
-def both() -> Iterator[tuple[str, str]]:
-    """Yield topics, then docstrings."""
-    yield from topics()
-    yield from docstrings()
-
-
-CORPORA = {"topics": topics, "docstrings": docstrings, "all": both}
-
-
-def _topics_file() -> Path:
-    return _library() / "pydoc_data" / "topics.py"
+CORPORA = {"topics": (topics,), "docstrings": (docstrings,), "all": (topics, docstrings)}
 
 
 def _library() -> Path:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from permuteformer.tasks.base import TASKS
-from permuteformer.tasks.classify import TEXT_RECIPE
 from permuteformer.tasks.inputs import Pair
 from permuteformer.tasks.own import TableTask, find_column
 
@@ -26,15 +25,11 @@ class Match(TableTask):
     """
 
     title = "your pairs of texts, in a table"
-    layouts = ("a table: .csv, .tsv, .jsonl or .parquet",)
-    recipe = TEXT_RECIPE
 
     text: str | None = None
     """Column of first texts; default: guessed from its name."""
     second_text: str | None = None
     """Column of second texts; default: guessed from its name."""
-    max_length: int = 4096
-    """Tokens of the longest text, with those around it; longer ones are cut."""
 
     def choose_parts(self, table: Path, names: Sequence[str]) -> None:
         self.text = find_column(table, names, "text", self.text, Pair.parts["text"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from permuteformer.formatting import printable
 from permuteformer.registry import unknown
-from permuteformer.tasks.base import Source, Task
+from permuteformer.tasks.base import Recipe, Source, Task
 from permuteformer.tasks.files import SPLIT_NAMES, files_by_split
 from permuteformer.tasks.inputs import Classification
 from permuteformer.tasks.readers.archives import read_inside
@@ -24,6 +24,8 @@ LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "sentiment", 
 """Usual names of label columns."""
 
 MAX_LABELS = 10_000
+
+TEXT_RECIPE = Recipe("retrieval", {"epochs": 10, "batch_size": 16, "learning_rate": 5e-4, "warmup_steps": 100})
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,11 @@ class OwnTask(Task):
 class TableTask(OwnTask):
     """Labelled rows of tables: CSV, TSV, JSON lines or Parquet."""
 
+    layouts = ("a table: .csv, .tsv, .jsonl or .parquet",)
+    recipe = TEXT_RECIPE
+
+    max_length: int = 4096
+    """Tokens of the longest text, with those around it; longer ones are cut."""
     validation: str | None = None
     """Table of the validation split."""
     test: str | None = None

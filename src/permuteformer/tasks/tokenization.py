@@ -58,16 +58,20 @@ class Tokenizer(ABC):
         """Return the text of stored tokens in pieces, each with its number of tokens."""
 
     @abstractmethod
-    def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of stored tokens."""
-
-    @abstractmethod
     def name(self, id: int) -> str:
         """Return an id for display."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Return the fields that ``tokenizer_from_json`` needs."""
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Return the text of stored tokens."""
+        return " ".join(piece for piece, _ in self.pieces(tokens))
+
+    def encode_prompt(self, prompt: str) -> np.ndarray:
+        """Return the tokens of a prompt of a language model."""
+        return self.encode(prompt)
 
     def encode_line(self, line: str) -> np.ndarray:
         """Return the tokens of a line of a document, with its end."""
@@ -88,11 +92,11 @@ class Tokenizer(ABC):
 
     def prompt_ids(self, prompt: str) -> np.ndarray:
         """Return the ids of a prompt of a language model, with the one that every text starts with."""
-        return np.concatenate([[self.start_id], self.ids(self.encode(prompt))])
+        return np.concatenate([[self.start_id], self.ids(self.encode_prompt(prompt))])
 
     def prompt_pieces(self, prompt: str) -> list[tuple[str, int]]:
         """Return the text of a prompt in pieces, each with its number of ids; the first id is not counted."""
-        return self.pieces(self.encode(prompt))
+        return self.pieces(self.encode_prompt(prompt))
 
     def unknown_words(self, prompt: str) -> list[str]:
         """Return the words of a prompt that have no token of their own."""
@@ -183,13 +187,7 @@ class ByteTokens(AlphabetTokens):
             at += size
         return found
 
-    def prompt_ids(self, prompt: str) -> np.ndarray:
-        return np.concatenate([[self.start_id], self.ids(self._prompt_bytes(prompt))])
-
-    def prompt_pieces(self, prompt: str) -> list[tuple[str, int]]:
-        return self.pieces(self._prompt_bytes(prompt))
-
-    def _prompt_bytes(self, prompt: str) -> np.ndarray:
+    def encode_prompt(self, prompt: str) -> np.ndarray:
         try:
             content = prompt.encode("utf-8", "surrogateescape")  # bytes of a command line that are not UTF-8
         except UnicodeEncodeError as error:
@@ -227,9 +225,6 @@ class SymbolTokens(AlphabetTokens):
             raise ValueError(f"the expression is empty: use {' '.join(self.symbols)}")
         return np.array(tokens, dtype=np.uint8)
 
-    def decode(self, tokens: np.ndarray) -> str:
-        return " ".join(self.symbols[token] for token in tokens.tolist())
-
     def pieces(self, tokens: np.ndarray) -> list[tuple[str, int]]:
         return [(self.symbols[token], 1) for token in tokens.tolist()]
 
@@ -262,21 +257,15 @@ class WordTokens(Tokenizer):
     def ids(self, tokens: np.ndarray) -> np.ndarray:
         return tokens.astype(np.int64)
 
-    def decode(self, tokens: np.ndarray) -> str:
-        return " ".join(piece for piece, _ in self.pieces(tokens))
-
     def pieces(self, tokens: np.ndarray) -> list[tuple[str, int]]:
         return [("\n" if token == EOS_ID else self.words[token], 1) for token in tokens.tolist()]
 
     def name(self, id: int) -> str:
         return printable(self.words[id], 30)
 
-    def prompt_ids(self, prompt: str) -> np.ndarray:
-        """Return the ids of a prompt; every line starts after the end of another."""
-        return np.concatenate([np.append(EOS_ID, self.encode(line)) for line in prompt.split("\n")])
-
-    def prompt_pieces(self, prompt: str) -> list[tuple[str, int]]:
-        return self.pieces(self.prompt_ids(prompt)[1:])
+    def encode_prompt(self, prompt: str) -> np.ndarray:
+        *lines, last = prompt.split("\n")
+        return np.concatenate([*map(self.encode_line, lines), self.encode(last)])
 
     def unknown_words(self, prompt: str) -> list[str]:
         return list(dict.fromkeys(word for word in prompt.split() if word not in self._numbers))

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ def environment(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
 
     return {
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": ["permuteformer", *map(without_folders, sys.argv[1:])],
+        "command": command_line(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
@@ -57,16 +57,6 @@ def environment(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
         **revision(),
         "versions": {"permuteformer": __version__, **{name: version(name) for name in PACKAGES}},
     }
-
-
-def resumed_environment(first: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment of a resumed run: that of its start, and for each resumption what differs.
-
-    >>> resumed_environment({"started": 1, "cores": 2}, {"started": 5, "cores": 2})
-    {'started': 1, 'cores': 2, 'resumed': [{'started': 5}]}
-    """
-    differing = {name: value for name, value in now.items() if first.get(name) != value}
-    return {**first, "resumed": [*first.get("resumed", []), differing]}
 
 
 @functools.cache
@@ -83,6 +73,11 @@ def revision() -> dict[str, Any]:
         return {"revision": git("rev-parse", "HEAD").strip(), "clean": not changed}
     except (OSError, subprocess.CalledProcessError):
         return {"revision": None, "clean": None}
+
+
+def command_line() -> list[str]:
+    """Return the command of this process for records, without folders."""
+    return ["permuteformer", *map(without_folders, sys.argv[1:])]
 
 
 def without_folders(word: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,12 +106,11 @@ def _check_options(sweep: str, **given: Any) -> None:
 
 
 def _write(sweep: str, lines: list[Line], output: Path) -> None:
-    from permuteformer.machine import without_folders
+    from permuteformer.machine import command_line
     from permuteformer.storage import atomic_write
 
-    command = shlex.join(["permuteformer", *map(without_folders, sys.argv[1:])])
     output.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps({**line, "command": command}) + "\n" for line in lines)
+    text = "".join(json.dumps({**line, "command": shlex.join(command_line())}) + "\n" for line in lines)
     atomic_write(output / f"{sweep}.jsonl", text.encode())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,14 +112,13 @@ def report(folders: list[Path], *, output: Path = Path("report")) -> None:
     print_tables(made.tables, console)
     for sentence in made.skipped:
         say(sentence, style="yellow")
-    say(f"{made.overview[0]} The report: {output / 'index.html'}")
+    say(f"{made.overview[0]} The report, to open in a browser: {output / 'index.html'}")
 
 
 def _run(todo: list[Job], plans: list[Plan], folder: Path, at_once: int, data: str | None) -> None:
     """Run jobs, and collect all results in the folder of any of the plans, which differ in settings."""
     from permuteformer.experiments.layout import RESULTS
-    from permuteformer.machine import without_folders
-    from permuteformer.report import print_tables, write_report
+    from permuteformer.machine import command_line
     from permuteformer.reproduce.jobs import all_jobs, collect
     from permuteformer.reproduce.run import Interrupted, run
 
@@ -129,8 +127,7 @@ def _run(todo: list[Job], plans: list[Plan], folder: Path, at_once: int, data: s
         return [next((job for job in same if job.result), same[0]) for same in alternatives]
 
     folder.mkdir(parents=True, exist_ok=True)
-    name = plans[0].name
-    command = shlex.join(["permuteformer", *map(without_folders, sys.argv[1:])])
+    name, command = plans[0].name, shlex.join(command_line())
     try:
         failures = run(todo, preset=name, command=command, at_once=at_once, data=data, console=console)
     except Interrupted:
@@ -138,11 +135,7 @@ def _run(todo: list[Job], plans: list[Plan], folder: Path, at_once: int, data: s
         say("interrupted; running jobs were saved, and the same command resumes them")
         raise SystemExit(130) from None
     if collect(everything(), folder, name, command):
-        made = write_report([folder / RESULTS], folder / "report")
-        print_tables(made.tables, console)
-        for sentence in made.skipped:
-            say(sentence, style="yellow")
-        say(f"{made.overview[0]} The report, to open in a browser: {folder / 'report' / 'index.html'}")
+        report([folder / RESULTS], output=folder / "report")
     for failed, message in failures.items():
         say(f"{failed} failed: {message}", style="red")
     if failures:

@@ -78,21 +78,17 @@ class Distributed:
 
     def all_sum(self, *numbers: float) -> list[float]:
         """Return the sums of numbers over all processes, which must call it together."""
-        if self.size == 1:
-            return [float(number) for number in numbers]
         own = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         summed: list[float] = self.accelerator.reduce(own, "sum").tolist()
         return summed
 
     def gather(self, values: list[T]) -> list[T]:
         """Return the lists of all processes, joined in the order of their numbers."""
-        gathered: list[T] = gather_object(values) if self.size > 1 else values
+        gathered: list[T] = gather_object(values)
         return gathered
 
     def on_main(self, action: Callable[[], T]) -> T:
         """Call ``action`` on the main process and return its result, or raise its exception, on all of them."""
-        if self.size == 1:
-            return action()
         outcome: list[T | Exception | None] = [None]
         if self.is_main:
             try:

@@ -15,7 +15,6 @@ from filelock import FileLock, Timeout
 from permuteformer.experiments.experiment import Experiment, differing_fields
 from permuteformer.experiments.layout import CHECKPOINTS, ENVIRONMENT, EXPERIMENT, LOG, METRICS, RESULT, RUN_FORMAT
 from permuteformer.formatting import escape_terminal, printable
-from permuteformer.machine import resumed_environment
 from permuteformer.storage import fsync, read_own_json, write_json
 from permuteformer.version import __version__
 
@@ -84,12 +83,15 @@ class RunFolder:
         write_json(self.path / name, dict(content))
 
     def start(self, environment: Mapping[str, Any], resumed: bool) -> int | None:
-        """Record the environment and drop an earlier result. Return the number of threads of the first start if it was another one."""
+        """Record the environment, of a resumed run what differs from its start, and drop an earlier result.
+
+        Return the number of threads of the first start if it was another one.
+        """
         (self.path / RESULT).unlink(missing_ok=True)
         first = read_own_json(self.path / ENVIRONMENT) if resumed else {}
-        self.write(ENVIRONMENT, resumed_environment(first, environment) if first else environment)
-        threads = first.get("threads", environment["threads"])
-        return None if threads == environment["threads"] else int(threads)
+        differing = {name: value for name, value in environment.items() if first.get(name) != value}
+        self.write(ENVIRONMENT, {**first, "resumed": [*first.get("resumed", []), differing]} if first else environment)
+        return int(first["threads"]) if "threads" in first and "threads" in differing else None
 
     def log(self, text: str) -> None:
         """Append a line to the log."""

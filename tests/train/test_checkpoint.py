@@ -1,7 +1,6 @@
 """Checkpoints: what is loaded is what was saved, damage is noticed, and the checkpoint before is used."""
 
 import errno
-import json
 import shutil
 from functools import partial
 
@@ -14,7 +13,6 @@ from train.runs import result
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM, PermuteFormerForSequenceClassification
 from permuteformer.train import checkpoint
 from permuteformer.train.checkpoint import load, load_latest, load_model, load_optimizer, model_tensors, remove_old, save
-from permuteformer.train.loop import Progress
 
 STATE = {"progress": {"step": 7, "best": {"loss": 0.1 + 0.2}}, "number": [[1, None, 2**63]]}
 
@@ -36,11 +34,6 @@ def test_saved_state_and_tensors_are_loaded(tmp_path):
         for name, value in group.items():
             assert found.tensors[file][name].dtype == value.dtype
             assert torch.equal(found.tensors[file][name], value)
-
-
-def test_progress_survives_json():
-    progress = Progress(step=3, best_step=2, best={"loss": 0.1}, loss=1 / 3)
-    assert Progress.from_json(json.loads(json.dumps(vars(progress)))) == progress
 
 
 def test_latest_checkpoint_that_is_not_damaged_is_loaded(tmp_path):

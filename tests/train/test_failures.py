@@ -6,13 +6,11 @@ import io
 import math
 import os
 import signal
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 import torch
-from processes import DIGITS, EVALUATE, EVERY_STEP, UPDATE, Command, at_call, differences, shared, signal_at, steps, unfinished
+from processes import DIGITS, EVALUATE, EVERY_STEP, UPDATE, Command, at_call, differences, signal_at, steps, unfinished
 from torch import nn
 from train import runs
 from train.runs import QUIET, record, result, tiny, words
@@ -91,17 +89,6 @@ def test_second_ctrl_c_exits_at_once(tmp_path):
 def press_ctrl_c_twice(rank):
     at_call(UPDATE, 6, lambda: os.kill(os.getpid(), signal.SIGINT))
     at_call(UPDATE, 6, lambda: os.kill(os.getpid(), signal.SIGINT))
-
-
-def test_resume_by_the_command_itself(whole, tmp_path):
-    """``python -m permuteformer``, as a user starts it."""
-    folder = tmp_path / "run"
-    Command(*DIGITS, "--output", folder, before=partial(signal_at, name=UPDATE, number=6, sent=signal.SIGTERM)).end(143)
-    command = [sys.executable, "-m", "permuteformer", "resume", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **shared()})
-    assert done.returncode == 0, done.stderr
-    assert f"run folder: {folder}" in done.stdout
-    assert not differences(folder, whole(*DIGITS))
 
 
 # Disks and memory; tests/soak has real disks that are full or read-only, and lost processes

@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from small_data import ROWS, picture, write
 from train.runs import QUIET, tiny
 
-import permuteformer
-from permuteformer.experiments.layout import RUN_FORMAT
 from permuteformer.models.card import model_card
 from permuteformer.tasks import TASKS, NotReady
 from permuteformer.tasks.digits import Digits
@@ -105,9 +103,6 @@ def change(folder, **fields):
 def test_later_version_of_the_same_format_is_loaded(text_run):
     change(text_run, version="9.9.9")
     assert load(text_run).kind == "classify"
-    change(text_run, format=7)
-    with pytest.raises(ValueError, match=rf"9\.9\.9.*format 7.*{permuteformer.__version__} \(format {RUN_FORMAT}\)"):
-        load(text_run)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +135,8 @@ def test_run_without_a_model_is_refused(text_run):
     (text_run / "result.json").write_text(json.dumps({"status": "not finite", "message": "the loss of step 3 is nan"}))
     with pytest.raises(FileNotFoundError, match=r"'not finite' \(the loss of step 3 is nan\)"):
         load(text_run)
-    (text_run / "experiment.json").unlink()
-    for path, message in ((text_run, r"no experiment\.json"), (text_run / "nowhere", "run folder not found")):
-        with pytest.raises(FileNotFoundError, match=message):
-            load(path)
+    with pytest.raises(FileNotFoundError, match="run folder not found"):
+        load(text_run / "nowhere")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

@@ -9,8 +9,8 @@ import signal
 
 import pytest
 import torch
-from processes import DIGITS, EVERY_STEP, UPDATE, Command, differences, shared, signal_at, steps
-from soak.scale import SEED, cases, sizes
+from processes import DIGITS, EVERY_STEP, UPDATE, Command, shared, signal_at, steps
+from soak.scale import SEED, sizes
 from train import runs
 
 from permuteformer.train.build import build_config, build_model, build_task
@@ -55,21 +55,6 @@ def test_every_damage_is_noticed_and_the_checkpoint_before_is_used(name, flips, 
         assert found.step == 9
         assert all(torch.equal(x, before[group][key]) for group, tensors in found.tensors.items() for key, x in tensors.items())
         counts["damaged files"] = counts.get("damaged files", 0) + 1
-
-
-@pytest.mark.parametrize("case", cases([f"{name}, {how}" for name in FILES for how in ("cut", "flipped")]))
-def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(case, killed, whole, tmp_path):
-    name, _, how = case.partition(", ")
-    shutil.copytree(killed, tmp_path / "run")
-    file = tmp_path / "run" / "checkpoints" / "step-000000010" / name
-    content = file.read_bytes()
-    middle = len(content) // 2
-    file.write_bytes(content[:middle] + (b"" if how == "cut" else bytes([content[middle] ^ 1]) + content[middle + 1 :]))
-    text = Command("resume", tmp_path / "run", *EVERY_STEP).end()
-    assert "step-000000010 is damaged" in text
-    assert "resuming from step 9" in text
-    assert "step-000000010 is damaged" in (tmp_path / "run" / "log.txt").read_text()
-    assert not differences(tmp_path / "run", whole(*DIGITS, *EVERY_STEP))
 
 
 @pytest.mark.parametrize("share", [0.02, pytest.param(1.0, marks=pytest.mark.soak)])

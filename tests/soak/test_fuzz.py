@@ -62,46 +62,10 @@ CHANGES = "os.remove os.rename os.rmdir os.mkdir os.symlink os.link os.truncate 
 # Damage
 
 TEXTS = [
-    *("", " ", "a", "\0", "\r", "\n", "\t", "\x07", "\x1b[31m", "\x1b]8;;http://a\x07b", "\x9b31m", "\u202e", "\u2066", "\ud800", "\ufeff"),
-    *(
-        "é",
-        "日本",
-        "\u0301" * 30,
-        "[red]",
-        "[/]",
-        "</script><script>",
-        "&amp;",
-        "'",
-        '"',
-        "`",
-        "|",
-        "\\input{a}",
-        "$\\x$",
-        "%s%n",
-        "{0}",
-        "=1+1",
-    ),
-    *(
-        "-1",
-        "@a",
-        "../../a",
-        "/etc/hosts",
-        "a/../b",
-        "C:\\a",
-        ".",
-        "nan",
-        "inf",
-        "true",
-        "null",
-        "none",
-        "1e999",
-        "0x10",
-        "1_000",
-        "٣",
-        "--",
-        "-",
-    ),
-    *("x" * 300, "é" * 5000, "owner/kernel"),
+    *("", " ", "\0", "\r", "\n", "\t", "\x07", "\x1b[31m", "\x1b]8;;http://a\x07b", "\x9b31m", "\u202e", "\u2066", "\ud800", "\ufeff"),
+    *"a é 日本 [red] [/] </script><script> &amp; ' \" ` | \\input{a} $\\x$ %s%n {0} =1+1 -1 @a -- -".split(" "),
+    *"../../a /etc/hosts a/../b C:\\a . nan inf true null none 1e999 0x10 1_000 ٣ owner/kernel".split(" "),
+    *("\u0301" * 30, "x" * 300, "é" * 5000),
 ]
 NUMBERS = [0, 1, -1, 2, 3, 7, 255, 256, 65_536, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, -(10**30)]
 FRACTIONS = [-0.0, 0.5, 1.5, 1e-320, 1e308, 1e15, float("inf"), float("-inf"), float("nan")]
@@ -285,19 +249,13 @@ def cut_off(*arguments, **options):
     raise ValueError("cut off")
 
 
-LONG = [
-    *("train.loop.train", "tasks.base.prepare", "tasks.fetch.fetch", "tasks.inspect.check", "report.write_report"),
-    *(f"tasks.lra_{name}.generate" for name in ("listops.LraListops", "pathfinder.LraPathfinder", "retrieval.LraRetrieval")),
-    *("reproduce.run.run", "reproduce.estimate.estimate", "reproduce.estimate.matmul_peak"),
-    *(
-        "bench.runner.run_groups",
-        "bench.runner.run_curves",
-        "demo.server.Server.__init__",
-        "machine.limit_memory",
-        "machine.when_parent_ends",
-    ),
-    *("models.inspection.summarize", "models.inspection.inspect", "models.convert.convert_checkpoint"),
-]
+LONG = (
+    "train.loop.train tasks.base.prepare tasks.fetch.fetch tasks.inspect.check report.write_report "
+    "tasks.lra_listops.LraListops.generate tasks.lra_pathfinder.LraPathfinder.generate tasks.lra_retrieval.LraRetrieval.generate "
+    "reproduce.run.run reproduce.estimate.estimate reproduce.estimate.matmul_peak bench.runner.run_groups bench.runner.run_curves "
+    "demo.server.Server.__init__ machine.limit_memory machine.when_parent_ends "
+    "models.inspection.summarize models.inspection.inspect models.convert.convert_checkpoint"
+).split(" ")
 """Functions behind commands that take long."""
 FIGURES = ("report.maps.map_figures", "report.curves.length_figures", "report.curves.training_figures")
 FIT = ("train.loop.finished_result", "train.loop.Trainer._fit", "train.loop.Trainer._finish")

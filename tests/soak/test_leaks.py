@@ -8,11 +8,11 @@ import statistics
 from pathlib import Path
 
 import pytest
-from processes import DIGITS, SERVER, UPDATE, Command, at_call, scratch
-from soak.scale import SEED, sizes
+from processes import DIGITS, UPDATE, Command, at_call, scratch
+from soak.scale import sizes
 from train.runs import tiny, words
 
-LOOKS, TEXTS = 120, 10
+LOOKS = 120
 MAX_GROWTH = 4
 """MiB by which a straight line through the resident memory may rise over the last two thirds of a run."""
 READ = "permuteformer.train.generate.Generation._read"
@@ -40,31 +40,6 @@ def test_tokens_of_one_text(number, tmp_path, counts):
     before = functools.partial(look_at_calls, READ, number, tmp_path / "looks")
     Command("generate", language_model(), *options, before=before).end(seconds=7200)
     assert_flat(tmp_path / "looks", counts)
-
-
-@pytest.mark.parametrize("number", sizes(100_000, short=LOOKS))
-def test_tokens_of_ten_texts_side_by_side(number, tmp_path, counts):
-    process = SERVER.Process(target=generate_side_by_side, args=(language_model(), number, tmp_path / "looks"))
-    process.start()
-    process.join(7200)
-    assert process.exitcode == 0
-    assert_flat(tmp_path / "looks", counts)
-
-
-def generate_side_by_side(run, number, path):
-    import torch
-
-    from permuteformer.models.cache import PermuteFormerCache
-    from permuteformer.train.trained_model import load
-
-    torch.set_num_threads(1)
-    model, draw = load(run, device="cpu").model, torch.Generator().manual_seed(SEED)
-    cache, ids = PermuteFormerCache(model.config.num_hidden_layers), torch.ones(TEXTS, 1, dtype=torch.int64)
-    with torch.inference_mode():
-        for done in range(1, number + 1):
-            logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
-            ids = torch.multinomial(logits.softmax(-1), 1, generator=draw)
-            look(path, done, number)
 
 
 def look_at_calls(name, number, path, rank):

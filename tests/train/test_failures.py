@@ -11,14 +11,13 @@ from functools import partial
 import pytest
 import torch
 from processes import DIGITS, EVALUATE, EVERY_STEP, UPDATE, Command, at_call, differences, signal_at, steps, unfinished
-from torch import nn
 from train import runs
 from train.runs import QUIET, record, result, tiny, words
 
 from permuteformer.experiments.experiment import RunOptions
 from permuteformer.models import PermuteFormerConfig, PermuteFormerForSequenceClassification
 from permuteformer.train import checkpoint
-from permuteformer.train.failures import NotFinite, bad_gradients, bad_weights, first_bad_module, some
+from permuteformer.train.failures import NotFinite, bad_gradients, first_bad_module, some
 from permuteformer.train.loop import train
 from permuteformer.train.step import Updater
 
@@ -266,25 +265,15 @@ def model():
 
 
 def test_module_whose_output_is_not_finite_is_found(model):
-    def bad_module(tokens=((1, 5, 6), (1, 7, 8))):
-        return first_bad_module(model, lambda: model(torch.tensor(tokens)))
+    def bad_module(*tokens):
+        return first_bad_module(model, lambda: model(torch.tensor([tokens])))
 
     model.model.embed_tokens.weight.data[7, 0] = math.nan
-    assert bad_weights(model) == "model.embed_tokens.weight"
-    assert bad_module().startswith("model.embed_tokens, whose weight")
-    assert bad_module([[1, 5, 6]]).startswith("no module"), "no token has this row"
-    model.model.embed_tokens.weight.data[7, 0] = 0
-    assert bad_weights(model) == ""
+    assert bad_module(1, 7, 8).startswith("model.embed_tokens, whose weight")
+    assert bad_module(1, 5, 6).startswith("no module"), "no token has this row"
     model.model.layers[1].feed_forward_norm.weight.data *= 1e38
     model.model.layers[1].expand.weight.data *= 1e3
-    assert bad_module() == "model.layers.1.expand"
-
-    class Overflow(nn.Module):
-        def forward(self, x):
-            return x * 1e38 * 1e38
-
-    model.model.layers[0].activation = Overflow()
-    assert bad_module() == "model.layers.0.activation"
+    assert bad_module(1, 5, 6) == "model.layers.1.expand"
     with pytest.raises(ZeroDivisionError):
         first_bad_module(model, lambda: 1 / 0)
     assert not any(module._forward_hooks for module in model.modules())

@@ -34,24 +34,17 @@ def wiki(name, ending):
     return write
 
 
+def official(write):
+    def write_data(folder):
+        write(folder)
+        return {"data": str(folder)}
+
+    return write_data
+
+
 def aan(folder):
     for split in ("train", "eval", "test"):
         (folder / f"new_aan_pairs.{split}.tsv").write_text("".join(f"{n % 2}.0\ta\tb\tb'x{n}'\tb'yy{n}'\n" for n in range(8)))
-    return {"data": str(folder)}
-
-
-def imdb(folder):
-    small_data.acl_imdb(folder)
-    return {"data": str(folder)}
-
-
-def cifar(folder):
-    small_data.cifar(folder)
-    return {"data": str(folder)}
-
-
-def pathfinder(folder):
-    small_data.pathfinder(folder)
     return {"data": str(folder)}
 
 
@@ -67,10 +60,10 @@ SMALL = {
     "lm": text,
     "lm-bytes": lambda folder: {"corpus": "topics", "length": 32, "context": 8},
     "digits": lambda folder: {},
-    "lra-text": imdb,
+    "lra-text": official(small_data.acl_imdb),
     "lra-retrieval": aan,
-    "lra-image": cifar,
-    "lra-pathfinder": pathfinder,
+    "lra-image": official(small_data.cifar),
+    "lra-pathfinder": official(small_data.pathfinder),
     "lra-listops": listops,
     "wikitext-103": wiki("wikitext-103", "tokens"),
     "wikitext-2": wiki("wikitext-2", "tokens"),

@@ -11,12 +11,14 @@ import pytest
 import torch
 from commands import run
 from small_data import ROWS, tar_bytes, write, zip_bytes
+from small_tasks import SMALL
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from permuteformer.models import ByteTokenizer, PermuteFormerConfig, PermuteFormerForCausalLM
 from permuteformer.models.cache import PermuteFormerCache
 from permuteformer.models.convert import TOKENIZER_FILES, convert
 from permuteformer.models.loading import silence_transformers
+from permuteformer.tasks import TASKS
 from permuteformer.tasks.classify import Classify
 from permuteformer.tasks.store import Store, is_complete
 from permuteformer.train import checkpoint
@@ -189,45 +191,21 @@ def test_stores(tmp_path):
     check(tmp_path, folder / "train.arrow", lambda: Store(folder).rows("train"))
 
 
-TABLES = [f"table{ending}" for ending in (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".jsonl.xz", ".tsv.bz2")]
-OWN = {**dict.fromkeys(TABLES, "classify"), **dict.fromkeys(["a.tar", "a.tar.gz", "a.zip", "images/a/b.png", "images/a/b.tif"], "images")}
+OWN = {f"table{ending}": "classify" for ending in (".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".jsonl.xz", ".tsv.bz2")}
+OWN |= dict.fromkeys(["a.tar", "a.tar.gz", "a.zip"], "images")
 
 
-@pytest.mark.parametrize(("name", "task"), [*OWN.items(), ("pairs.csv", "match"), ("text.txt", "lm")])
-def test_your_own_data(name, task, tmp_path):
-    path = tmp_path / ("images" if "images" in name else name)
-    check(tmp_path, tmp_path / name, lambda: command("data", "check", task, path), must_fail=task != "lm")
+@pytest.mark.parametrize("name", OWN)
+def test_tables_and_archives(name, tmp_path):
+    check(tmp_path, tmp_path / name, lambda: command("data", "check", OWN[name], tmp_path / name))
 
 
-PATHFINDER = "pathfinder32/curv_contour_length_14"
-OFFICIAL = {
-    "cifar-10-batches-py/data_batch_1": (
-        "lra-image",
-        [f"cifar-10-batches-py/data_batch_{n}" for n in range(2, 6)] + ["cifar-10-batches-py/test_batch"],
-    ),
-    "cifar-10-python.tar.gz": ("lra-image", []),
-    f"{PATHFINDER}/metadata/0.npy": ("lra-pathfinder", [f"{PATHFINDER}/imgs/0/a.png"]),
-    f"{PATHFINDER}/splits.json": ("lra-pathfinder", [f"{PATHFINDER}/metadata/0.npy", f"{PATHFINDER}/imgs/0/a.png"]),
-    "listops-1000/basic_train.tsv": ("lra-listops", [f"listops-1000/basic_{split}.tsv" for split in ("val", "test")]),
-    "tsv_data/new_aan_pairs.train.tsv": ("lra-retrieval", [f"tsv_data/new_aan_pairs.{split}.tsv" for split in ("eval", "test")]),
-    "acl_pairs/acl_pairs.train.tsv.gz": ("lra-retrieval", [f"acl_pairs/acl_pairs.{split}.tsv.gz" for split in ("eval", "test")]),
-    "imdb/train.jsonl": ("lra-text", ["imdb/test.jsonl"]),
-    "aclImdb/train/neg/0_3.txt": ("lra-text", [f"aclImdb/{place}/0_3.txt" for place in ("train/pos", "test/neg", "test/pos")]),
-    "aclImdb_v1.tar.gz": ("lra-text", []),
-    "wikitext-2/wiki.train.tokens": ("wikitext-2", [f"wikitext-2/wiki.{split}.tokens" for split in ("valid", "test")]),
-    "wiki_en/wiki.train.raw.xz": ("wiki-en", [f"wiki_en/wiki.{split}.raw.xz" for split in ("valid", "test")]),
-}
-"""By file: its task, and the other files that the task needs."""
-
-
-@pytest.mark.parametrize("name", OFFICIAL)
-def test_official_data(name, tmp_path):
-    task, others = OFFICIAL[name]
-    for other in others:
-        (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / other).write_bytes(b"x\n")
-    is_text = name.endswith((".tokens", ".txt"))
-    check(tmp_path, tmp_path / name, lambda: command("data", "check", task, "--data", tmp_path), must_fail=not is_text)
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in ("digits", "lm-bytes")])
+def test_files_of_tasks(name, tmp_path):
+    options = SMALL[name](tmp_path)
+    is_text = TASKS[name](**options).input.kind == "lm" or name == "lra-text"
+    for path in {path.suffix: path for path in tmp_path.rglob("*") if path.is_file()}.values():
+        check(tmp_path, path, lambda: TASKS[name](**options).prepare(), must_fail=not is_text)
 
 
 def test_members_of_archives(tmp_path):

@@ -1,8 +1,6 @@
 """The Pathfinder generator: images against a slow reference, their rules one by one, and the files."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -131,17 +129,14 @@ def test_image_shows_its_snakes_and_markers(drawing):
     np.testing.assert_allclose(sample.image, image / image.max() * 255, rtol=0, atol=0.501)  # ties may round either way
 
 
-def test_statistics_of_many_images():
-    """Means of 1,000 slow images, seed 1: 27.71 ± 0.05, 0.4485 ± 0.0009, 0.1113 ± 0.0003, 4.657 ± 0.017."""
+def test_neither_brightness_nor_the_number_of_distractors_gives_the_label():
     samples = draw_images(HARD, np.random.default_rng(3), 2000)
-    images = np.stack([sample.image for sample in samples])
     assert binomtest(sum(sample.label for sample in samples), len(samples)).pvalue > 1e-3
-    assert 27.4 < images.mean() < 28.0
-    assert 0.444 < (images > 0).mean() < 0.453
-    assert 0.1098 < (images > 127).mean() < 0.1128
+    assert len({sample.image.tobytes() for sample in samples}) == len(samples)
+    # Means of 1,000 slow images: 27.71 ± 0.05, 0.4485 ± 0.0009, 4.657 ± 0.017.
+    assert 27.4 < np.mean([sample.image.mean() for sample in samples]) < 28.0
+    assert 0.444 < np.mean([(sample.image > 0).mean() for sample in samples]) < 0.453
     assert 4.58 < np.mean([len(sample.distractors) for sample in samples]) < 4.73
-    assert len({image.tobytes() for image in images}) == len(images)
-    # Neither brightness nor the number of distractors gives the label.
     for measure in (lambda sample: sample.image.mean(), lambda sample: len(sample.distractors)):
         assert ks_2samp(*([measure(sample) for sample in samples if sample.label == label] for label in (0, 1))).pvalue > 1e-3
 
@@ -212,28 +207,7 @@ def test_more_images_start_with_the_same_ones(tmp_path):
     assert images(few.folder).items() < images(many.folder).items()
 
 
-def test_killed_process_leaves_no_complete_folder(tmp_path):
-    code = "import sys; from permuteformer.tasks.generators.pathfinder import *; "
-    code += "options = GenerateOptions(processes=1, progress=lambda count: print(count, flush=True)); "
-    code += "generate_pathfinder(Path(sys.argv[1]), options)"
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
-        assert int(process.stdout.readline()) > 0
-        process.kill()
-    assert any(tmp_path.rglob("sample_9.png"))
-    assert not (tmp_path / "pathfinder32" / "curv_contour_length_14").exists()
-    assert generate_pathfinder(tmp_path, options(3)).statistics["images"] == 3
-    assert len(images(tmp_path)) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"resolution": 48}, "resolution .*32, 64 or 128.*48"),
-        ({"resolution": "32"}, "resolution .*'32'"),
-        ({"level": "curv_baseline"}, "level 'curv_baseline'.*'easy', 'hard', 'intermediate'"),
-        ({"level": "hardd"}, "'hard'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [({"resolution": 256}, "32, 64 or 128.*256"), ({"level": "hardd"}, "'hardd'.*'hard'")])
 def test_bad_resolution_or_level(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         generate_pathfinder(tmp_path, GenerateOptions(), **arguments)

@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import lzma
 import random
 import tracemalloc
 from collections import Counter
@@ -11,12 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_data import SHARED
 
 from permuteformer.tasks import GenerateOptions
-from permuteformer.tasks.generators import retrieval
 from permuteformer.tasks.generators.retrieval import generate_retrieval, wiki_articles
 
 SPLITS = {"train": "new_aan_pairs.train.tsv", "validation": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
@@ -79,14 +75,6 @@ def test_texts_are_halves_of_the_named_articles(tmp_path):
             assert abs(len(row.texts[0]) - len(row.texts[1])) < 4
         sizes = [len(text) for row in found for text in row.texts]
         assert statistics[split]["bytes"] == {"mean": np.mean(sizes), "least": min(sizes), "most": max(sizes)}
-
-
-def test_equal_lengths_cost_little(tmp_path):
-    documents = three_splits(60)
-    statistics, _ = generate(tmp_path, documents, half_bytes=900)
-    for split, articles in documents.items():
-        possible = [min(900, len(text.encode()) // 2 - 256) for _, text in articles]
-        assert statistics[split]["bytes"]["mean"] > 0.95 * np.mean([size for size in possible if size >= 10])
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 50])
@@ -155,16 +143,6 @@ def test_lines_are_safe_for_readers_of_tables(tmp_path):
     assert all(text.decode().isascii() for row in rows["train"] for text in row.texts)
 
 
-def test_documents_that_fail_leave_nothing(tmp_path):
-    def broken():
-        yield from collection(30).items()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generate(tmp_path, {"train": broken()})
-    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
-
-
 def test_articles_do_not_stay_in_memory(tmp_path):
     documents = ((f"Article {number}", f"{number} word " * 20_000) for number in range(200))  # 200 kB each
     tracemalloc.start()
@@ -172,23 +150,6 @@ def test_articles_do_not_stay_in_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2_000_000  # all halves are 1.6 MB, all articles 40 MB
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(st.sampled_from("aé語🙂 \n"), min_size=0, max_size=600), st.integers(16, 400), st.data())
-def test_cut_keeps_characters_intact_and_halves_apart(text, half_bytes, data):
-    least = data.draw(st.integers(4, half_bytes))
-    content = (text * 3).encode()
-    middle = len(content) // 2
-    cut = retrieval._cut(content, half_bytes, least)
-    assert (cut is None) == (middle - 256 < least)
-    if cut is not None:
-        first, second = cut
-        assert first.decode() + second.decode()
-        assert all(min(half_bytes, middle - 256) - 3 <= len(half) <= half_bytes for half in cut)
-        assert content.startswith(first)
-        assert len(first) <= middle - 256
-        assert content.find(second, middle - 3, middle + 128 + len(second)) >= 0
 
 
 @pytest.mark.parametrize(
@@ -217,19 +178,3 @@ def test_wiki_articles():
     assert list(wiki_articles([" = Only = "])) == [("Only", "")]
     with pytest.raises(ValueError, match=r"'Some text'.*line 2"):
         list(wiki_articles(["", "Some text"]))
-
-
-@pytest.mark.skipif(not WIKI.is_dir(), reason="the Wikipedia articles are not available")
-def test_real_articles(tmp_path):
-    def read(name):
-        with lzma.open(WIKI / f"wiki.{name}.raw.xz", "rt", encoding="utf-8", newline="\n") as file:
-            yield from wiki_articles(file)
-
-    documents = {"train": read("valid"), "validation": read("test"), "test": collection(4, sizes=(9_000, 9_100)).items()}
-    statistics, rows = generate(tmp_path, documents, half_bytes=4000, min_bytes=1000)
-    assert [split["articles"] for split in statistics.values()] == [38, 36, 4]
-    overlap = {"0.0": [], "1.0": []}
-    for row in rows["train"]:
-        one, two = ({word for word in text.split() if len(word) > 3} for text in row.texts)
-        overlap[row.label].append(len(one & two) / (len(one) * len(two)) ** 0.5)
-    assert np.mean(overlap["1.0"]) > 1.5 * np.mean(overlap["0.0"])

@@ -15,7 +15,7 @@ from permuteformer.tasks import SPLITS, NotReady
 from permuteformer.tasks.language import WindowItems
 from permuteformer.tasks.lm import Lm
 from permuteformer.tasks.lm_bytes import LmBytes
-from permuteformer.tasks.wikitext import WikiEn, WikiText2, WikiText103
+from permuteformer.tasks.wikitext import WikiText2, WikiText103
 from permuteformer.tokens import EOS, PAPER
 
 TRAIN = " = Cat = \n \n the cat sat on the mat . \n the cat <unk> \n"
@@ -112,16 +112,6 @@ def test_metrics_of_equally_likely_tokens(tmp_path, unit):
     )
 
 
-def test_perplexity_does_not_depend_on_the_batch_size(tmp_path):
-    wiki(tmp_path, "wikitext-103", train=TRAIN * 5, test=TRAIN * 7)
-    task = WikiText103(unit="bytes", length=20, context=8, data=str(tmp_path))
-    table = torch.randn(task.input.vocab_size, task.input.vocab_size)
-    one, *others = (sums_of(task, "test", size, lambda batch: table[batch.input_ids]) for size in (1, 3, 100))
-    assert one["tokens"] == len(TRAIN) * 7 + 1
-    for other in others:
-        assert other == pytest.approx(one, rel=1e-12)
-
-
 def test_documents_of_bytes_start_with_cls_and_end_with_sep(tmp_path):
     for name, text in {"a.train.txt": "ab", "b.train.txt": "c\n", "c.test.txt": "x\n"}.items():
         (tmp_path / name).write_text(text)
@@ -150,11 +140,16 @@ def test_a_folder_of_text_files(tmp_path):
     (tmp_path / "image.bin").write_bytes(b"\xff\xfe")
     (tmp_path / ".hidden").write_bytes(b"\xff")
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ValueError, match=r"image\.bin, line 1"):
-        Lm(str(tmp_path)).prepare()
+    (tmp_path / "link.txt").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match=r"link\.txt.* outside"):
+        Lm(str(tmp_path), pattern="*.txt").prepare()
     skipping = Lm(str(tmp_path), skip_bad=True)
-    assert skipping.store.info["errors"]["count"] == 1
-    assert "1 items were skipped" in skipping.notes()[0]
+    assert [error.split(": ")[0] for error in skipping.store.info["errors"]["shown"]] == [
+        str(tmp_path / "link.txt"),
+        f"{tmp_path / 'image.bin'}, line 1",
+    ]
+    assert "2 items were skipped" in skipping.notes()[0]
+    (tmp_path / "link.txt").unlink()
     words = Lm(str(tmp_path), pattern="*.txt", unit="words").input.tokenizer.words
     assert {"text", "number", "0", "35"} < set(words)
     assert "39" not in words, "the vocabulary is that of the train split"
@@ -163,21 +158,6 @@ def test_a_folder_of_text_files(tmp_path):
     (tmp_path / "sub" / "a.train.txt").write_text("x\n")
     with pytest.raises(ValueError, match=r"00\.txt.* has none"):
         Lm(str(tmp_path), pattern="*.txt").prepare()
-
-
-def test_links_of_a_folder_of_text_do_not_lead_out(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "key.txt").write_text("secret\n")
-    for n in range(50):
-        (tmp_path / "in" / f"{n}.txt").write_text(f"line {n}\n")
-    for name, target in {"link.txt": "../secret/key.txt", "linked": "../secret", "dangling.txt": "nowhere"}.items():
-        (tmp_path / "in" / name).symlink_to(target)
-    with pytest.raises(ValueError, match=r"in/(link|dangling|linked)"):
-        Lm(str(tmp_path / "in")).prepare()
-    task = Lm(str(tmp_path / "in"), skip_bad=True)
-    assert task.store.info["errors"]["count"] == 3
-    assert b"secret" not in stored(task, "train")
 
 
 def test_missing_files_are_named(tmp_path):
@@ -229,16 +209,3 @@ def test_the_published_counts_of_wikitext_2():
     sums = sums_of(task, "test", 64, lambda batch: torch.zeros(*batch.input_ids.shape, task.input.vocab_size))
     assert sums["words"] == 245_569, "with </s> of every line"
     assert task.store.info["bytes"]["test"] == 1_256_449
-
-
-@pytest.mark.skipif(not (SHARED / "wiki_en").exists(), reason="needs the shared data")
-def test_words_of_wiki_en_are_separated_by_white_space(tmp_path):
-    """The validation text takes the place of the training text, which would take a minute."""
-    source = SHARED / "wiki_en" / "wiki.valid.raw.xz"
-    (tmp_path / "wiki_en").mkdir()
-    for name in ("train", "test"):
-        (tmp_path / "wiki_en" / f"wiki.{name}.raw.xz").symlink_to(source)
-    task = WikiEn(data=str(tmp_path), min_frequency=1)
-    lines = lzma.decompress(source.read_bytes()).decode().split("\n")[:-1]
-    assert len(task.rows("train")) == sum(len(line.split()) + 1 for line in lines)
-    assert "not those of WikiText-103" in task.notes()[0]

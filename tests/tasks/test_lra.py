@@ -206,11 +206,3 @@ def test_all_of_imdb():
         "test": (25_000, 32_350_685),
     }
     assert np.median(sizes["train"]) == 979
-
-
-@pytest.mark.skipif(not (SHARED / "acl_pairs").exists(), reason="needs the shared data")
-def test_all_of_the_acl_pairs():
-    task = LraRetrieval(data=str(SHARED))
-    assert task.store.splits == {"train": 16_000, "validation": 2_000, "test": 2_000}
-    assert task.rows("train").column("label").mean() == 0.5
-    assert "share an author" in task.notes()[0]

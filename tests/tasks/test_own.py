@@ -45,14 +45,6 @@ def test_delimiters_of_csv(tmp_path, delimiter):
     assert task.guessed_options() == {"text": "column text", "label": "column label", "splits": "made"}
 
 
-def test_quotes_are_ordinary_characters_in_tsv(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_text('text\tlabel\n"Hello," he said\tx\n"a\tb"\tx\n')
-    with pytest.raises(ValueError, match=r"a\.tsv, line 3: .*\.csv"):
-        Classify(str(path)).prepare()
-    assert Classify(str(path), skip_bad=True).items("train")[0]["value"] == b'"Hello," he said'
-
-
 @pytest.mark.parametrize(
     ("labels", "expected"), [([10, 9, 2], ("2", "9", "10")), (["nan", "b", "a"], ("a", "b", "nan")), ([1.0, 0.0], ("0", "1"))]
 )
@@ -74,6 +66,12 @@ def test_columns_are_guessed_or_given(tmp_path):
         Classify(str(path), text="review")
     with pytest.raises(ValueError, match="text and image .*'Body' and 'stars'"):
         Classify(str(path), text="Body", image="stars")
+    path.write_text("question1,question2,label\n" + "a,b longer,1\n" * 9)
+    pairs = Match(str(path))
+    assert pairs.column_names() == {"text": "question1", "second_text": "question2"}
+    assert pairs.lengths("train").max() == len("b longer") + 2
+    with pytest.raises(ValueError, match="text: .*'left'"):
+        Match(str(path), text="left")
 
 
 def test_given_splits_are_kept(tmp_path):
@@ -153,12 +151,6 @@ def test_ids_must_be_distinct_if_a_column_is_given(tmp_path, ids):
         assert sum(task(path, skip_bad=True, **ids).store.splits.values()) == (19 if ids else 20)
 
 
-def test_repeated_texts_are_in_one_split(tmp_path):
-    task = Classify(write(tmp_path / "a.csv", [{"text": f"text {n % 50}", "label": n % 3} for n in range(400)]))
-    assert sum(len({item["value"] for item in task.items(split)}) for split in SPLITS) == 50
-    assert sum(sizes(task)) == 400
-
-
 def test_empty_long_and_half_texts(tmp_path):
     (tmp_path / "a.jsonl").write_text(
         '{"text": "", "label": 1}\n{"text": "\\ud83d", "label": 2}\n{"text": "' + "x" * 10_000_000 + '", "label": 3}\n'
@@ -169,21 +161,6 @@ def test_empty_long_and_half_texts(tmp_path):
     assert np.array_equal(task.lengths("train"), [2, 5, 100])
     with pytest.raises(ValueError, match=r"no test split .*a\.jsonl has train"):
         task.items("test")
-
-
-def test_pairs(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("question1\tquestion2\tlabel\n" + "".join(f"a{n}\tb{n} longer\t{n % 2}\n" for n in range(40)))
-    task = Match(str(path))
-    assert task.column_names() == {"text": "question1", "second_text": "question2"}
-    batch = batch_of(task, count=4)
-    assert len(batch.input_ids) == len(batch.second_input_ids) == 4
-    assert bytes((batch.second_input_ids[0][batch.second_mask[0]][1:-1] - 3).tolist()).endswith(b" longer")
-    assert task.lengths("train").max() == len("b39 longer") + 2
-    with pytest.raises(ValueError, match="text: .*'left'"):
-        Match(str(path), text="left")
-    path.write_text("a\tb\tlabel\tsplit\n" + "x\ty\t1\ttrain\n" * 30 + "x\ty\t1\ttest\n" * 10)
-    assert len(Match(str(path)).items("test")) == 10
 
 
 def test_a_table_of_images(tmp_path):

@@ -189,23 +189,6 @@ def test_a_pickle_that_calls_a_function_is_not_executed(tmp_path, protocol):
     assert target.exists(), "the pickle is a working one"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"garbage",
-        b"\x80\x02)).",
-        b"\x80\x02}K\x01a.",
-        b"\x80\x02r\xff\xff\xff\xff.",  # in C's pickle, a memo of 64 GB
-        b"\x80\x05\x96\xff\xff\xff\xff\x00\x00\x00\x00.",  # 4 GB of bytes
-        b"I" + b"9" * 10_000 + b"\n.",
-    ],
-)
-def test_damaged_pickles(data):
-    with pytest.raises(ValueError, match=r"pickle|dict"):
-        cifar_batch(data)
-
-
 def test_memory_and_instructions_of_a_pickle_are_bounded(monkeypatch):
     again = b"\x80\x02X\x00\x00\x10\x00" + b"x" * (1 << 20) + b"q\x01c_codecs\nencode\nq\x02]q\x03("
     again += b"h\x02h\x01X\x06\x00\x00\x00latin1\x86R" * 1000 + b"e."
@@ -224,22 +207,26 @@ def test_memory_and_instructions_of_a_pickle_are_bounded(monkeypatch):
         cifar_batch(b"\x80\x02" + b"]" * 20 + b".")
 
 
+def batch(data, labels=(1,)):
+    return pickle.dumps({"data": data, "labels": list(labels)}, 2)
+
+
 @pytest.mark.parametrize(
-    ("data", "labels", "message"),
+    ("data", "message"),
     [
-        ([1], [1], "array 'data'"),
-        (np.zeros((2, 3072), np.uint8), [1], "2, 3072. with 1 labels"),
-        (np.zeros((1, 3071), np.uint8), [1], "1, 3071"),
-        (np.zeros(3072, np.uint8), [1], "3072,"),
-        *((np.zeros((1, 3072), np.uint8), [label], "from 0 to 9") for label in (10, True, "1")),
-        *((np.zeros((1, 3072), kind), [1], "do not trust") for kind in (np.int64, object)),
+        *((data, "the pickle cannot be read") for data in (b"", b"garbage", b"\x80\x02)).", b"I" + b"9" * 10_000 + b"\n.")),
+        (b"\x80\x02}K\x01a.", "the pickle cannot be read"),
+        (b"\x80\x02r\xff\xff\xff\xff.", "the pickle cannot be read"),  # in C's pickle, a memo of 64 GB
+        (b"\x80\x05\x96\xff\xff\xff\xff\x00\x00\x00\x00.", "the pickle cannot be read"),  # 4 GB of bytes
+        (pickle.dumps([1], 2), "dict"),
+        (batch([1]), "array 'data'"),
+        (batch(np.zeros((2, 3072), np.uint8)), "2, 3072. with 1 labels"),
+        *((batch(np.zeros(shape, np.uint8)), str(shape[-1])) for shape in ((1, 3071), (3072,))),
+        *((batch(np.zeros((1, 3072), np.uint8), [label]), "from 0 to 9") for label in (10, True, "1")),
+        *((batch(np.zeros((1, 3072), kind)), "do not trust") for kind in (np.int64, object)),
+        (python2_batch(PIXELS[:2], [1, 2]).replace(b"M\x02\x00M\x00\x0c", b"M\x03\x00M\x00\x0c"), "shape"),
     ],
 )
-def test_pickles_of_something_else(data, labels, message):
+def test_other_pickles_are_refused(data, message):
     with pytest.raises(ValueError, match=message):
-        cifar_batch(pickle.dumps({"data": data, "labels": labels}, 2))
-
-
-def test_an_array_whose_shape_does_not_fit_its_data():
-    with pytest.raises(ValueError, match="shape"):
-        cifar_batch(python2_batch(PIXELS[:2], [1, 2]).replace(b"M\x02\x00M\x00\x0c", b"M\x03\x00M\x00\x0c"))
+        cifar_batch(data)

@@ -21,7 +21,7 @@ from permuteformer.storage import (
     read_own_json,
     readable_disk_errors,
 )
-from permuteformer.tasks import SPLITS, store
+from permuteformer.tasks import store
 from permuteformer.tasks.classify import Classify
 from permuteformer.tasks.store import Store
 
@@ -69,17 +69,6 @@ def test_images_that_a_table_names_are_read_again_if_they_change(tmp_path):
     assert len(digests) == 2
 
 
-def test_every_row_is_stored_once(tmp_path):
-    task = Classify(write(tmp_path / "a.csv"))
-    found = [item["value"] for split in SPLITS for item in task.items(split)]
-    assert sorted(found) == sorted(f"text {n}".encode() for n in range(200))
-    items = task.items("train")
-    assert items[-1] == items[len(items) - 1]
-    assert [item["id"] for item in items[3:6]] == [3, 4, 5]
-    with pytest.raises(IndexError):
-        items[len(items)]
-
-
 def test_skipped_items_are_counted_and_remembered(tmp_path):
     path = write(tmp_path / "a.csv", 50, "bad\ngood,\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 52"):
@@ -106,23 +95,6 @@ def test_an_incomplete_store_is_written_again(tmp_path, name, damage):
     file = Classify(path).store.folder / name
     file.unlink() if damage is None else file.write_bytes(damage)
     assert len(Classify(path).items("train")) == 160
-
-
-def test_a_read_only_source_can_be_read(tmp_path):
-    path = write(tmp_path / "data.csv")
-    os.chmod(path, 0o444)
-    tmp_path.chmod(0o555)
-    try:
-        assert len(Classify(path).items("train")) == 160
-    finally:
-        tmp_path.chmod(0o755)
-
-
-def test_a_store_holds_arrow_and_json(tmp_path):
-    """Caches may be shared: no pickles."""
-    folder = Classify(write(tmp_path / "a.csv")).store.folder
-    assert {path.suffix for path in folder.iterdir()} == {".arrow", ".json"}
-    assert json.loads((folder / "info.json").read_text())["labels"] == ["a", "b"]
 
 
 def arrow_store(folder, kind=None, metadata=None):
@@ -171,6 +143,7 @@ def test_other_columns_of_a_store_are_refused(tmp_path):
 
 def test_folders_are_complete_or_missing(tmp_path):
     target = tmp_path / "deep" / "target"
+    (tmp_path / "deep" / ".target.partial" / "of a killed process").mkdir(parents=True)
     with pytest.raises(FileNotFoundError), new_folder(target) as partial:
         (partial / "no folder" / "file").write_text("x")
     assert entries(target.parent) == []
@@ -202,9 +175,7 @@ def test_disk_errors_name_the_folder_and_the_reason(tmp_path, code, name, messag
 
 
 def test_folders_of_data_and_cache(monkeypatch, tmp_path):
-    home = os.environ["XDG_CACHE_HOME"]
-    assert data_folder() == Path(home, "permuteformer", "data")
-    assert prepared_folder() == Path(home, "permuteformer", "prepared")
+    assert data_folder() == Path(os.environ["XDG_CACHE_HOME"], "permuteformer", "data")
     monkeypatch.setenv("PERMUTEFORMER_DATA", str(tmp_path))
     assert data_folder() == tmp_path
     assert data_folder("~/x") == Path.home() / "x"

@@ -104,7 +104,7 @@ def read_inside(name: str, folder: Path) -> bytes:
 
 @dataclass
 class _Entry:
-    """A file of a folder or archive."""
+    """A file of a folder, or a member of an archive."""
 
     place: str
     """The path shown in errors."""
@@ -114,6 +114,7 @@ class _Entry:
     """Opens the file for reading; in a tar archive only until the next entry is requested."""
     problem: str = ""
     """Why it cannot be read."""
+    is_folder: bool = False
 
     def chunks(self) -> Iterator[bytes]:
         try:
@@ -130,17 +131,13 @@ def _each(path: AnyPath, errors: Errors, wanted: Wanted, use: Callable[[_Entry],
     """Yield the names of wanted files and what ``use`` returns for them."""
     name = "the start"
     try:
-        for entry in _entries(path):
-            try:
-                if isinstance(entry, BadItem):
-                    raise entry
-                name = entry.name
-                if wanted(name):
+        for entry in _folder_entries(Path(path), errors) if os.path.isdir(path) else _archive_entries(path, errors):
+            name = entry.name
+            if wanted(name):
+                with errors.at(entry.place):
                     if entry.problem:
-                        raise BadItem(entry.place, None, entry.problem)
+                        raise ValueError(entry.problem)
                     yield name, use(entry)
-            except BadItem as error:
-                errors.add(error)
     except CorruptFile as error:
         errors.add(BadItem(path, None, f"reading stopped at {printable(name)}: {error}"))
 
@@ -162,59 +159,51 @@ def _create(entry: _Entry, folder: AnyPath) -> BinaryIO:
         raise
 
 
-def _entries(path: AnyPath) -> Iterator[_Entry | BadItem]:
-    """Yield the files of a folder or archive, and errors that do not depend on which files are wanted."""
-    if os.path.isdir(path):
-        return _folder_entries(Path(path))
+def _folder_entries(folder: Path, errors: Errors) -> Iterator[_Entry]:
+    unreadable: list[OSError] = []
+    for place, folders, files in os.walk(folder, onerror=unreadable.append):
+        folders.sort()
+        linked = [name for name in folders if os.path.islink(os.path.join(place, name))]  # they are not followed
+        for file in sorted(files + linked):
+            path = os.path.join(place, file)
+            name, size, problem = Path(path).relative_to(folder).as_posix(), 0, ""
+            try:
+                if os.path.islink(path):
+                    inside(name, folder)
+                found = os.stat(path)
+                size, problem = found.st_size, "" if stat.S_ISREG(found.st_mode) else NOT_A_FILE
+            except OSError as error:
+                problem = f"this is a broken link or cannot be accessed ({reason(error)}); remove it, or replace it by a file"
+            except ValueError as error:
+                problem = str(error)
+                if os.path.isdir(path):  # which of its files are wanted is unknown
+                    errors.add(BadItem(path, None, problem))
+                    continue
+            yield _Entry(path, name, size, partial(open, path, "rb"), problem)
+    for failure in unreadable:
+        errors.add(BadItem(failure.filename, None, f"the folder cannot be read: {reason(failure)}"))
+
+
+def _archive_entries(path: AnyPath, errors: Errors) -> Iterator[_Entry]:
+    """Yield the files of an archive with normalized names; names that lead out are errors."""
     with text.open_file(path) as file:
         start = file.peek(4)
     if not start:
         raise CorruptFile("the file is empty")
     is_zip = os.fspath(path).lower().endswith(".zip") or start.startswith((b"PK\x03\x04", b"PK\x05\x06"))
-    return _zip_entries(path) if is_zip else _tar_entries(path)
+    for entry in _zip_entries(path) if is_zip else _tar_entries(path):
+        name, parts = entry.name, entry.name.split("/")
+        entry.place = f"{os.fspath(path)}: {name}"
+        entry.name = "/".join(part for part in parts if part not in ("", "."))
+        if name.startswith("/") or re.match(r"[A-Za-z]:", name) or ".." in parts or "\\" in name or "\0" in name:
+            errors.add(BadItem(entry.place, None, "the name leads out of the archive, or has a backslash or NUL; do not trust the archive"))
+        elif not entry.is_folder and not entry.name:
+            errors.add(BadItem(entry.place, None, "the name is empty; do not trust the archive"))
+        elif not entry.is_folder:
+            yield entry
 
 
-def _folder_entries(folder: Path) -> Iterator[_Entry | BadItem]:
-    unreadable: list[OSError] = []
-    for place, folders, files in os.walk(folder, onerror=unreadable.append):
-        folders.sort()
-        linked = [name for name in folders if os.path.islink(os.path.join(place, name))]  # they are not followed
-        for name in sorted(files + linked):
-            yield _disk_entry(os.path.join(place, name), folder)
-    for error in unreadable:
-        yield BadItem(error.filename, None, f"the folder cannot be read: {reason(error)}")
-
-
-def _disk_entry(path: str, folder: Path) -> _Entry | BadItem:
-    name, size = Path(path).relative_to(folder).as_posix(), 0
-    try:
-        if os.path.islink(path):
-            inside(name, folder)
-        found = os.stat(path)
-        size, problem = found.st_size, "" if stat.S_ISREG(found.st_mode) else NOT_A_FILE
-    except OSError as error:
-        problem = f"this is a broken link or cannot be accessed ({reason(error)}); remove it, or replace it by a file"
-    except ValueError as error:
-        if os.path.isdir(path):
-            return BadItem(path, None, str(error))  # which of its files are wanted is unknown
-        problem = str(error)
-    return _Entry(path, name, size, partial(open, path, "rb"), problem)
-
-
-def _archive_entry(
-    path: AnyPath, name: str, is_folder: bool, size: int, open: Callable[[], Any], problem: str
-) -> Iterator[_Entry | BadItem]:
-    """Yield an entry with its name checked and normalized, or nothing for a folder."""
-    place, parts = f"{os.fspath(path)}: {name}", name.split("/")
-    if name.startswith("/") or re.match(r"[A-Za-z]:", name) or ".." in parts or "\\" in name or "\0" in name:
-        yield BadItem(place, None, "the name leads out of the archive, or has a backslash or NUL; do not trust the archive")
-    elif not is_folder and (name := "/".join(part for part in parts if part not in ("", "."))):
-        yield _Entry(place, name, size, open, problem)
-    elif not is_folder:
-        yield BadItem(place, None, "the name is empty; do not trust the archive")
-
-
-def _zip_entries(path: AnyPath) -> Iterator[_Entry | BadItem]:
+def _zip_entries(path: AnyPath) -> Iterator[_Entry]:
     try:
         archive = zipfile.ZipFile(path)
     except Exception as error:
@@ -227,8 +216,7 @@ def _zip_entries(path: AnyPath) -> Iterator[_Entry | BadItem]:
             raise CorruptFile("its members overlap, as in a zip bomb", "do not trust it")
         text.check_ratio(sum(info.file_size for info in listed), size, text.MAX_FREE_BYTES)
         for info in listed:
-            opener, problem = partial(archive.open, info), _zip_problem(info)
-            yield from _archive_entry(path, info.orig_filename, info.is_dir(), info.file_size, opener, problem)
+            yield _Entry("", info.orig_filename, info.file_size, partial(archive.open, info), _zip_problem(info), info.is_dir())
 
 
 def _zip_problem(info: zipfile.ZipInfo) -> str:
@@ -241,7 +229,7 @@ def _zip_problem(info: zipfile.ZipInfo) -> str:
     return ""
 
 
-def _tar_entries(path: AnyPath) -> Iterator[_Entry | BadItem]:
+def _tar_entries(path: AnyPath) -> Iterator[_Entry]:
     with text.open_stream(path) as stream:
         try:
             source = _TarSource(stream)
@@ -252,8 +240,7 @@ def _tar_entries(path: AnyPath) -> Iterator[_Entry | BadItem]:
                 if is_file and (info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size)):
                     raise CorruptFile(f"the size of {printable(info.name)} is damaged")
                 source.allowed = MAX_HEADER_BYTES + info.size
-                opener, problem = partial(tar.extractfile, info), "" if is_file else NOT_A_FILE
-                yield from _archive_entry(path, info.name, info.isdir(), info.size, opener, problem)
+                yield _Entry("", info.name, info.size, partial(tar.extractfile, info), "" if is_file else NOT_A_FILE, info.isdir())
                 empty = False
                 tar.members.clear()  # else tarfile keeps all of them
                 tar.pax_headers.clear()

@@ -11,7 +11,6 @@ from torch import nn
 from permuteformer import Decay, LinearState, MultiHeadAttention, Permute, PermuteFormerAttention, build
 from permuteformer.attention.linear import LinearAttention
 from permuteformer.ops import reference
-from permuteformer.ops.feature_map import FEATURE_MAPS
 
 
 def layer_of(**options):
@@ -206,13 +205,6 @@ def test_bad_input_is_rejected(call, error, message):
         layer(arguments.pop("x"), **arguments)
 
 
-def test_every_feature_map_makes_a_layer():
-    for name in FEATURE_MAPS:
-        layer = PermuteFormerAttention(16, num_heads=2, feature_map=name, feature_multiplier=3)
-        assert layer.attention.num_features == 24
-        assert layer(torch.randn(1, 5, 16))[0].isfinite().all()
-
-
 @pytest.mark.filterwarnings("ignore:positions on axis")
 def test_a_bias_beside_a_transform():
     """With a bias of zero, all pairs give what the linear path gives."""
@@ -259,68 +251,3 @@ def test_the_same_permutation_on_both_axes():
     for same_axes in (False, True):
         permutation = Permute(2, 16, axes=2, same_axes=same_axes).permutation
         assert torch.equal(permutation[:, 8:] - 8, permutation[:, :8]) == same_axes
-
-
-def test_a_state_of_constant_size():
-    attention = PermuteFormerAttention(512, num_heads=8, causal=True)
-    with torch.no_grad():
-        _, state = attention(torch.randn(1, 10, 512))
-        _, longer = attention(torch.randn(1, 3000, 512), state=state)
-    assert isinstance(longer, LinearState)
-    assert [x.numel() for x in longer[:3]] == [x.numel() for x in state[:3]] == [8 * 64 * 64, 8 * 64, 1]
-    assert longer.next_position.tolist() == [3010]
-
-
-def test_permutations_are_contiguous_shared_by_seed_and_saved():
-    first, second, other = layer_of(causal=True), layer_of(causal=True), layer_of(causal=True, seed=1)
-    permutations = [layer.attention.position.encodings[0].permutation for layer in (first, second, other)]
-    assert first.attention.position.encodings[0].contiguous
-    assert torch.equal(*permutations[:2])
-    assert not torch.equal(permutations[0], permutations[2])
-    x = torch.randn(1, 40, 32, dtype=torch.float64)
-    expected, _ = other(x)
-    assert (first(x)[0] - expected).abs().max() > 1e-6
-    first.load_state_dict(copy.deepcopy(other.state_dict()))
-    assert torch.equal(first(x)[0], expected)
-
-
-def test_exact_buffers_keep_their_dtype_when_a_model_is_cast():
-    decay = Decay(8)
-    assert torch.equal(copy.deepcopy(decay).bfloat16().log_decay(), decay.log_decay())
-    assert decay.log_decay().dtype == torch.float64
-    assert Decay(8, learnable=True).bfloat16().logit.dtype == torch.bfloat16
-    layer = PermuteFormerAttention(32, num_heads=2, feature_map="favor")
-    before = layer.attention.projection.clone()
-    assert torch.equal(layer.bfloat16().attention.projection, before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_precision(dtype):
-    layer = PermuteFormerAttention(64, num_heads=4, causal=True)
-    x = torch.randn(2, 70, 64)
-    expected, _ = layer(x)
-    out, state = layer.to(dtype)(x.to(dtype))
-    assert out.dtype == dtype
-    assert state.kv.dtype == torch.float32
-    assert_close(out, expected, dtype)
-
-
-def test_without_a_normalizer_sums_grow():
-    layers = [MultiHeadAttention(32, LinearAttention(2, 16, causal=True, normalizer=name)).double() for name in ("none", "auto")]
-    nn.init.zeros_(layers[0].value.weight)
-    nn.init.ones_(layers[0].value.bias)
-    layers[1].load_state_dict(layers[0].state_dict())
-    plain, normalized = (layer(torch.ones(1, 30, 32, dtype=torch.float64))[0] for layer in layers)
-    assert_close(normalized, normalized[:, :1].expand_as(normalized))
-    assert (plain[:, -1] - plain[:, 0]).abs().max() > 1
-
-
-@pytest.mark.parametrize("name", ["linear", "softmax"])
-def test_a_padded_prefill_continues(name):
-    layer = build(name, ["rope"], hidden_size=32, num_heads=2, causal=True).double()
-    x, more = torch.randn(2, 9, 32, dtype=torch.float64), torch.randn(2, 2, 32, dtype=torch.float64)
-    expected, _ = layer(more, state=layer(x)[1])
-    padded = torch.cat([x, torch.full((2, 5, 32), torch.nan, dtype=torch.float64)], dim=1)
-    _, state = layer(padded, key_mask=(torch.arange(14) < 9).expand(2, -1))
-    assert state.next_position.tolist() == [9, 9]
-    assert_close(layer(more, state=state)[0], expected)

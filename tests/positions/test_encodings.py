@@ -33,22 +33,6 @@ def test_registered(name, options, hook, saved, text):
     assert text in repr(encoding)
 
 
-@pytest.mark.parametrize("name", ["rope", "orthogonal", "sinusoidal"])
-def test_casting_keeps_the_angles(name):
-    encoding, positions = POSITIONS.build(name, {}, STRUCTURE), torch.tensor([[[10**9, 7]]])
-
-    def apply(dtype=torch.float64):
-        if "embed" in encoding.hooks:
-            return encoding.embed(torch.ones(1, 1, 12, dtype=dtype), positions)
-        return encoding.transform(torch.ones(1, 3, 1, 20, dtype=dtype), encoding.tables(positions))
-
-    before = apply()
-    for dtype in (torch.float32, torch.bfloat16):
-        encoding.to(dtype)
-        assert apply(dtype).dtype == dtype
-    assert torch.equal(apply(), before)
-
-
 @pytest.mark.parametrize(("name", "options", "deviation"), [("learned", {"max_length": 400}, 0.02), ("t5_bias", {"num_heads": 512}, 0.05)])
 def test_initial_scale(name, options, deviation):
     weight = POSITIONS.build(name, options, {"hidden_size": 400}).axis_tables[0].weight

@@ -116,14 +116,6 @@ def test_orthogonal_is_drawn_by_haar_measure():
     assert scipy.stats.ks_2samp(q[:, 0, 0], biased[:, 0, 0]).pvalue < 1e-6
 
 
-def test_orthogonal_has_seeds_and_saves_its_matrices():
-    first, other = Orthogonal(2, 6), Orthogonal(2, 6, seed=1)
-    assert torch.equal(matrices(first, 1), matrices(Orthogonal(2, 6, seed=0), 1))
-    assert not torch.allclose(matrices(first, 1), matrices(other, 1))
-    other.load_state_dict(first.state_dict())
-    assert torch.equal(matrices(other, 7), matrices(first, 7))
-
-
 def test_orthogonal_rounds_only_input_and_output_to_bfloat16():
     encoding, x = Orthogonal(2, 8), torch.randn(1, 2, 3, 8, dtype=torch.bfloat16)
     tables = encoding.tables(line(5, 6, 10**9))

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 from accelerate.state import AcceleratorState
-from small_data import acl_imdb, pathfinder, png
+from small_tasks import SMALL
 
 from permuteformer.bench.sweeps import Case
 from permuteformer.bench.worker import Timer
 from permuteformer.experiments import PLANS
 from permuteformer.experiments.experiment import RunOptions
-from permuteformer.tasks.lra_image import LABELS
 from permuteformer.train.loop import train
 
 LITTLE = {
@@ -34,20 +33,8 @@ FAST = ("permuteformer", "permuteformer-lm")
 def data(tmp_path_factory):
     """A few items of each task, in the layouts of the real data."""
     folder = tmp_path_factory.mktemp("data")
-    acl_imdb(folder)
-    pathfinder(folder)
-    pairs = "".join(f"{n % 2}\t{n}\t{n + 1}\tText number {n}.\tAnother one, {n * 7}.\n" for n in range(12))
-    (folder / "acl_pairs").mkdir()
-    (folder / "wikitext-103").mkdir()
-    for name in ("train", "eval", "test"):
-        (folder / "acl_pairs" / f"acl_pairs.{name}.tsv").write_text(pairs)
-        kind = {"eval": "valid"}.get(name, name)
-        (folder / "wikitext-103" / f"wiki.{kind}.tokens").write_text(" = A title = \n The cat sat on the mat . \n" * 120)
-    for split, count in {"train": 40, "test": 10}.items():
-        for n in range(count):
-            path = folder / "cifar10" / split / LABELS[n % 10] / f"{n}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(png(32, 5 * n))
+    for task in {cell.work.task for cell in CELLS}:
+        SMALL[task](folder)
     return folder
 
 

@@ -15,7 +15,7 @@ from permuteformer.experiments.layout import RUN_FORMAT
 from permuteformer.report.runs import load_runs
 from permuteformer.reproduce import run as run_module
 from permuteformer.reproduce.jobs import all_jobs, collect, jobs_of
-from permuteformer.reproduce.run import Interrupted, Running, run
+from permuteformer.reproduce.run import Running, run
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 DIGITS = Experiment(
@@ -110,7 +110,7 @@ def test_sigterm_saves_running_jobs(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(run_module, "_show", show_and_terminate)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         run_quick([job])
     assert list((job.path / "checkpoints").glob("step-*"))
     assert not job.result

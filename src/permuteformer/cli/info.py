@@ -13,6 +13,8 @@ def info() -> None:
     The variable PERMUTEFORMER_BACKEND chooses a backend: torch, native (the CPU kernel) or cuda, which refuse calls they do not support, or
     auto, the default, which takes the first that supports a call.
     """
+    import torch
+
     from permuteformer.machine import environment
 
     found = environment()
@@ -24,16 +26,11 @@ def info() -> None:
     shown.add_row("python", found["python"])
     shown.add_row("revision", f"{found['revision'] or 'unknown'}{'' if found['clean'] in (True, None) else ', with changes'}")
     shown.add_row("machine", f"{found['platform']}, {found['cpu']}, {found['cores']} cores, {found['threads']} threads of torch")
-    shown.add_row("GPU", _gpu())
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    shown.add_row("GPU", ", ".join(gpus) or "none")
     for name, support in _backends().items():
         shown.add_row(f"backend {name}", support)
     console.print(shown)
-
-
-def _gpu() -> str:
-    import torch
-
-    return ", ".join(torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())) or "none"
 
 
 def _backends() -> dict[str, str]:

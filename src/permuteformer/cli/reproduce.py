@@ -120,7 +120,7 @@ def _run(todo: list[Job], plans: list[Plan], folder: Path, at_once: int, data: s
     from permuteformer.experiments.layout import RESULTS
     from permuteformer.machine import command_line
     from permuteformer.reproduce.jobs import all_jobs, collect
-    from permuteformer.reproduce.run import Interrupted, run
+    from permuteformer.reproduce.run import run
 
     def everything() -> list[Job]:
         alternatives = zip(*(all_jobs(plan, folder) for plan in plans), strict=True)
@@ -130,7 +130,7 @@ def _run(todo: list[Job], plans: list[Plan], folder: Path, at_once: int, data: s
     name, command = plans[0].name, shlex.join(command_line())
     try:
         failures = run(todo, preset=name, command=command, at_once=at_once, data=data, console=console)
-    except Interrupted:
+    except KeyboardInterrupt:
         collect(everything(), folder, name, command)
         say("interrupted; running jobs were saved, and the same command resumes them")
         raise SystemExit(130) from None

@@ -116,8 +116,7 @@ def generate(
     text = _read_text(prompt_file) if prompt_file is not None else prompt or ""
     with _until_pipe_closes(), warnings_as_notes():
         trained = load(folder, device=device)
-        sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
-        generation = Generation(trained, text, max_new_tokens, **sampling)
+        generation = Generation(trained, text, max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop)
         for remark in generation.notes:
             note(f"note: {remark}", style="yellow")
         began, interrupted, done = time.perf_counter(), False, 0
@@ -211,7 +210,7 @@ def _explained_item(
 ) -> NewItem | str:
     from permuteformer.storage import read_bytes
     from permuteformer.tasks.readers.archives import MAX_MEMBER_BYTES
-    from permuteformer.train.predict import new_item
+    from permuteformer.train.predict import NewItem, classifier_input, new_item
 
     options = {"--text": texts[0], "--file": files[0], "--image": image, "--item": item}
     given = [name for name, value in options.items() if value is not None]
@@ -223,7 +222,9 @@ def _explained_item(
             raise ValueError(f"item must be from 0 to {len(items) - 1:,} in the {split} split, got {item:,}")
         if trained.kind == "lm":
             return trained.input.texts(items[item])[0]
-        return _stored_item(trained, items[item], f"item {item:,} of {split}")
+        input = classifier_input(trained)
+        row = {name: items[item][name] for name in input.stored}
+        return NewItem(f"item {item:,} of {split}", None, None, row, input.is_cut(row))
     if image is not None:
         if not image.is_file():
             raise FileNotFoundError(f"file not found: {image}")
@@ -234,14 +235,6 @@ def _explained_item(
             raise ValueError(f"a language model reads one text, got {len(found)}")
         return found[0]
     return new_item(trained, found)
-
-
-def _stored_item(trained: TrainedModel, row: dict[str, Any], place: str) -> NewItem:
-    from permuteformer.train.predict import NewItem, classifier_input
-
-    input = classifier_input(trained)
-    own = {name: row[name] for name in input.stored}
-    return NewItem(place, None, None, own, input.is_cut(own))
 
 
 def _read_text(path: Path) -> str:

@@ -47,13 +47,13 @@ class Estimate:
 
 def estimate(job: Job, finished: Sequence[Job], flops_per_second: float, data: str | None) -> Estimate:
     """Return the estimate of a job. A finished run that differs only in its seed is the best guess."""
-    same = next((other for other in finished if other.result.get("seconds") and _same_but_seed(job, other)), None)
-    if same is not None:
-        return Estimate(same.result["seconds"], same.result.get("peak_memory_bytes"), True)
     work = job.cell.work
-    return (
-        _estimate_training(work, flops_per_second, data) if isinstance(work, Experiment) else _estimate_measurement(work, flops_per_second)
-    )
+    if isinstance(work, Measurement):
+        return _estimate_measurement(work, flops_per_second)
+    for other in finished:
+        if isinstance(other.cell.work, Experiment) and replace(other.cell.work, seed=work.seed) == work and other.result.get("seconds"):
+            return Estimate(other.result["seconds"], other.result.get("peak_memory_bytes"), True)
+    return _estimate_training(work, flops_per_second, data)
 
 
 def matmul_peak() -> float:
@@ -66,11 +66,6 @@ def matmul_peak() -> float:
         float((a @ a)[0, 0])
         best = min(best, time.perf_counter() - began)
     return 2 * 1024**3 / best
-
-
-def _same_but_seed(job: Job, other: Job) -> bool:
-    here, there = job.cell.work, other.cell.work
-    return isinstance(here, Experiment) and isinstance(there, Experiment) and replace(there, seed=here.seed) == here
 
 
 def _estimate_training(work: Experiment, flops_per_second: float, data: str | None) -> Estimate:

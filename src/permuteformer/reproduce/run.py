@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -47,14 +46,10 @@ class Running:
     """Processes that the system had killed for lack of memory when it started."""
 
 
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came; running jobs have saved a checkpoint."""
-
-
 def run(jobs: Sequence[Job], *, preset: str, command: str, at_once: int, data: str | None, console: Console) -> dict[str, str]:
     """Run the jobs without a result. Return the names and messages of those that failed other than by memory or numbers.
 
-    ``command`` is recorded with the runs.
+    ``command`` is recorded with the runs. After Ctrl-C or SIGTERM, ``KeyboardInterrupt`` is raised when running jobs have saved and ended.
     """
     left = [job for job in jobs if not job.result]
     failures: dict[str, str] = {}
@@ -66,7 +61,7 @@ def run(jobs: Sequence[Job], *, preset: str, command: str, at_once: int, data: s
         TimeElapsedColumn(),
     )
     made_by = {"preset": preset, "command": command}
-    with _interruptible(), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with _sigterm_interrupts(), Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         whole = progress.add_task("all", total=len(jobs), completed=len(jobs) - len(left), note="")
         with closing(_train([job for job in left if job.is_training], made_by, at_once, data, progress)) as ended:
             for one in ended:
@@ -100,33 +95,21 @@ def _train(jobs: list[Job], made_by: dict[str, str], at_once: int, data: str | N
                 if one.process.poll() is not None:
                     running.remove(one)
                     progress.remove_task(one.bar)
-                    _wait(one.process)
+                    one.process.communicate()  # closes its standard input
                     yield one
     finally:
         for one in running:
             one.process.send_signal(signal.SIGTERM)  # it saves and ends
         for one in running:
-            _wait(one.process)
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+            one.process.communicate()
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into ``Interrupted``, raised when running jobs have ended."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+def _sigterm_interrupts() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt:
-        raise Interrupted from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -96,7 +96,8 @@ def attention_weights(
     queries, keys = real[:, None, :, None], real[:, None, None, :]
     with without_autocast(x.device):
         projections = (layer.query, layer.query if layer.key is None else layer.key, layer.value)
-        q, k, v = (_widen(layer.heads(projection(x))) for projection in projections)
+        q, k, v = (layer.heads(projection(x)) for projection in projections)
+        q, k, v = (y.to(torch.promote_types(y.dtype, torch.float32)) for y in (q, k, v))
         identity = torch.eye(length, dtype=v.dtype, device=v.device).expand(*q.shape[:2], -1, -1)
         out = attention.mix(q, k, v, tokens, None)[0].masked_fill(~queries, 0)
         try:
@@ -217,10 +218,6 @@ def _cut(batch: Batch, length: int) -> Batch:
     """Return the first tokens of a batch; of pairs, of the first text."""
     positions = None if batch.positions is None else batch.positions[:, :length]
     return Batch(batch.ids, batch.input_ids[:, :length], batch.mask[:, :length], batch.labels, positions)
-
-
-def _widen(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _rounded(x: Tensor, digits: int = 3) -> Any:

@@ -112,7 +112,12 @@ def explain(
     asked = _ask_prompt(trained, item) if isinstance(item, str) else _ask_item(trained, item)
     if not any(piece.tokens for piece in asked.pieces):
         raise ValueError("there is nothing to explain, the text is empty: give at least one character")
-    question = asked.question if answer is None else asked.question.about(_answer_id(asked, answer))
+    question = asked.question
+    if answer is not None:
+        numbers = {asked.name_answer(number): number for number in question.answers.tolist()}
+        if answer not in numbers:
+            raise ValueError(unknown("answer", answer, list(numbers)))
+        question = question.about(numbers[answer])
     found = integrated_gradients(question, progress)
     parts, agreement = _parts(asked.pieces, trained.input, question, found, progress)
     likeliest = question.probabilities.topk(min(ANSWERS, len(question.probabilities)))
@@ -188,13 +193,6 @@ def _ask_prompt(trained: TrainedModel, prompt: str) -> _Asked:
         return "[end]" if id == tokenizer.end_id else tokenizer.name(id)
 
     return _Asked(question, [_Pieces.of("text", tokenizer.prompt_pieces(prompt), 1)], name)
-
-
-def _answer_id(asked: _Asked, answer: str) -> int:
-    numbers = {asked.name_answer(number): int(number) for number in asked.question.answers.tolist()}
-    if answer not in numbers:
-        raise ValueError(unknown("answer", answer, list(numbers)))
-    return numbers[answer]
 
 
 def _parts(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_data import COMPRESS, written
+from small_tasks import SMALL
 
 from permuteformer.tasks import TASKS
 from permuteformer.tasks.inspect import check
@@ -57,32 +58,12 @@ def test_any_table(tmp_path, ending, content):
     use("match", path=path, text="text", second_text="text2")
 
 
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in ("digits", "lm-bytes")])
 @few
-@given(contents=st.lists(CONTENT, min_size=1, max_size=4), unit=st.sampled_from(["bytes", "words"]))
-def test_any_texts_and_images(tmp_path_factory, contents, unit):
+@given(contents=st.lists(CONTENT, min_size=1, max_size=4))
+def test_any_files(tmp_path_factory, name, contents):
     folder = tmp_path_factory.mktemp("files")
-    for name in ("text", "images/a"):
-        (folder / name).mkdir(parents=True)
-        for n, content in enumerate(contents):
-            written(folder / name / f"{n}.png", content)
-    use("lm", path=str(folder / "text"), unit=unit, length=16, context=4)
-    use("images", path=str(folder / "images"))
-    use("images", path=str(written(folder / "a.tar", contents[0])))
-
-
-@few
-@given(content=CONTENT)
-def test_any_files_in_the_official_layouts(tmp_path_factory, content):
-    data = tmp_path_factory.mktemp("data")
-    for name in (
-        *(f"listops-1000/basic_{split}.tsv" for split in ("train", "val", "test")),
-        *(f"tsv_data/new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")),
-        *(f"imdb/{split}.jsonl" for split in ("train", "test")),
-        *(f"wikitext-2/wiki.{split}.tokens" for split in ("train", "valid", "test")),
-        "pathfinder32/curv_contour_length_14/metadata/0.npy",
-        "pathfinder32/curv_contour_length_14/imgs/0/sample_0.png",
-    ):
-        (data / name).parent.mkdir(parents=True, exist_ok=True)
-        written(data / name, content)
-    for name in ("lra-listops", "lra-retrieval", "lra-text", "lra-pathfinder", "wikitext-2"):
-        use(name, data=str(data))
+    options = SMALL[name](folder)
+    for n, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+        written(path, contents[n % len(contents)])
+    use(name, **options)

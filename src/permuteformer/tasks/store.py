@@ -215,7 +215,8 @@ def _write(task: Task, source: Source, folder: Path, progress: Callable[[int], N
             if progress is not None and waiting >= PROGRESS_ROWS:
                 progress(waiting)
                 waiting = 0
-    if not any(writer.count for writer in writers.values()):
+    writers = {split: writers[split] for split in ("train", "validation", "test") if split in writers and writers[split].count}
+    if not writers:
         skipped = f": all {errors.count:,} items are bad; the first is {errors.shown[0]}" if errors.count else ""
         raise ValueError(f"{source.title} ({', '.join(map(str, source.paths[:3]))}) has no items{skipped}")
     metadata = task.metadata()
@@ -226,7 +227,7 @@ def _write(task: Task, source: Source, folder: Path, progress: Callable[[int], N
         "note": source.note,
         "paths": [str(path) for path in source.paths[:MAX_PATHS]],
         "options": task.cache_key(),
-        "splits": {split: writers[split].count for split in ("train", "validation", "test") if split in writers},
+        "splits": {split: writer.count for split, writer in writers.items()},
         "digest": hashlib.sha256(json.dumps([digests, metadata], sort_keys=True).encode()).hexdigest(),
         "errors": {"count": errors.count, "shown": errors.shown},
         "sizes": {f"{split}.arrow": (folder / f"{split}.arrow").stat().st_size for split in writers},

@@ -122,43 +122,31 @@ def test_flags_none_lists_and_json():
 
 
 @pytest.mark.parametrize(
-    ("words", "unknown", "nearest"),
-    [
-        ("train digits --lr 1", "--lr", "--learning-rate"),
-        ("train digits --learnin-rate 1", "--learnin-rate", "--learning-rate"),
-        ("train digits --learning_rate=1", "--learning_rate", "--learning-rate"),
-        ("train digits --hidden-size 8", "--hidden-size", "--model.hidden-size"),
-        ("train lra-text --max-length 8", "--max-length", "--task.max-length"),
-        ("train lra-text --task.protocl lra", "--task.protocl", "--task.protocol"),
-        ("data check match x.csv --second_text b", "--second_text", "--second-text"),
-        ("predict run x.csv --batch 3", "--batch", "--batch-size"),
-        ("reproduce --prest quick", "--prest", "--preset"),
-        ("train digits --model.vocab-size 5", "--model.vocab-size", None),
-        ("trian digits", "trian", "train"),
-        ("data lst", "lst", "list"),
-    ],
-)
-def test_unknown_words_are_refused_with_the_nearest(words, unknown, nearest):
-    output = run(*words.split(), code=2)
-    assert unknown in output
-    assert nearest is None or f"did you mean {nearest}?" in output
-    assert output.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("train digits --lr 1", "--lr: .*--learning-rate"),
+        ("train digits --learnin-rate 1", "--learnin-rate: .*--learning-rate"),
+        ("train digits --learning_rate=1", "--learning_rate: .*--learning-rate"),
+        ("train digits --hidden-size 8", "--hidden-size: .*--model.hidden-size"),
+        ("train lra-text --max-length 8", "--max-length: .*--task.max-length"),
+        ("train lra-text --task.protocl lra", "--task.protocl: .*--task.protocol"),
+        ("data check match x.csv --second_text b", "--second_text: .*--second-text"),
+        ("predict run x.csv --batch 3", "--batch: .*--batch-size"),
+        ("reproduce --prest quick", "--prest: .*--preset"),
+        ("train digits --model.vocab-size 5", "--model.vocab-size"),
+        ("trian digits", "'trian': .*train"),
+        ("data lst", "'lst': .*list"),
         ("train digits --steps fast", "--steps.*'fast'"),
         ("train digits --learning-rate fast", "--learning-rate.*'fast'"),
         ("train digits --model.attention softmax", "--model.attention.*JSON.*'softmax'"),
         ("train lm-bytes --test-lengths 256,long", "--test-lengths.*'long'"),
+        ("bench scaling --lengths many", "--lengths.*'many'"),
         ("train digits --steps", "--steps"),
         ("train", "TASK"),
         ("train digits a b", "'b'"),
-        ("bench scaling --lengths many", "--lengths.*'many'"),
     ],
 )
-def test_values_of_the_wrong_type_name_the_option(words, message):
+def test_words_that_cannot_be_parsed_are_refused_with_the_nearest_option(words, message):
     output = run(*words.split(), code=2)
     assert re.search(message, output), output
     assert output.count("\n") == 1
@@ -169,7 +157,6 @@ def test_values_of_the_wrong_type_name_the_option(words, message):
     [
         ("train digit", "'digit'.*'digits'"),
         ("train digits --model permutformer-image", "'permutformer-image'.*'permuteformer-image'"),
-        ("train digits --learning-rate nan", "learning_rate.*nan"),
         ("train digits --warmup-steps -3", "warmup_steps.*-3"),
         ("train digits --model.hidden-size 15", "^hidden_size.*hidden_size=15.*num_heads=4"),
         ("train digits --model.hidden-act rellu", "rellu"),
@@ -178,18 +165,13 @@ def test_values_of_the_wrong_type_name_the_option(words, message):
         ("train digits --track wandbb", "wandbb"),
         ("train classify", "classify.*permuteformer train classify"),
         ("train classify nowhere.csv", "nowhere.csv"),
-        ("data check classify", "classify.*permuteformer data check classify"),
         ("resume nowhere", "nowhere"),
-        ("eval nowhere", "nowhere"),
         ("predict nowhere nothing.csv", "nowhere"),
-        ("generate nowhere --prompt x", "nowhere"),
         ("report nowhere", "nowhere"),
         ("inspect permuteformer-txt", "permuteformer-txt"),
         ("experiments --preset huge", "preset 'huge'"),
         ("reproduce --preset quck", "'quck'.*'quick'"),
         ("reproduce --table 7", "table.*'quick'.*'7'"),
-        ("reproduce --rows permuteformr", "'permuteformr'.*'permuteformer'"),
-        ("reproduce --tasks digit", "'digit'.*'digits'"),
         ("reproduce --seeds 0", "seeds.*0"),
         ("bench ops --lengths 512", "lengths.*scaling.*ops"),
         ("bench train --limit-seconds 3", "limit-seconds.*scaling.*train"),

@@ -208,7 +208,7 @@ def test_two_typed_texts_are_explained(window, pair_run):  # noqa: F811
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [400, 1200])
-def test_nothing_overflows_and_colours_follow_the_system(page, reading, width, dark, tmp_path):
+def test_nothing_overflows_and_colours_follow_the_system(page, reading, width, dark):
     page.open(reading, width=width, dark=dark, still=True)
     page.until(READY)
     for kind, ready in {"image": "head.axes === 2", "encoder": "head.axes === 1 && head.two_sided", "lm": "!head.two_sided"}.items():
@@ -219,7 +219,7 @@ def test_nothing_overflows_and_colours_follow_the_system(page, reading, width, d
         assert page.run(f"{boxes}.every((box) => box.right <= innerWidth)")
     red = page.run("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
     assert (red < 60) is dark
-    assert page.picture(tmp_path / "page.png").stat().st_size > 20_000
+    assert len(page.picture()) > 20_000
 
 
 def test_controls_have_names_and_can_be_reached_by_tab(page):

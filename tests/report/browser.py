@@ -17,7 +17,7 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
 
-KEYS = {"Enter": 13, "Tab": 9, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {"Enter": 13, "Tab": 9, "End": 35, "ArrowRight": 39}
 
 
 def find() -> str | None:
@@ -77,9 +77,9 @@ class Browser:
         os.close(self._write)
         self._profile.cleanup()
 
-    def open(self, path: Path | str, width=1200, height=900, scale=1, dark=False, still=False) -> None:
+    def open(self, path: Path | str, width=1200, height=900, dark=False, still=False) -> None:
         """Load a file or an address and wait until it is loaded. ``still`` asks for no motion."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         wishes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce" if still else "no-preference"}
         self.call("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in wishes.items()])
         self._events.clear()
@@ -94,12 +94,9 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press a key and let it go."""
-        code = {"Enter": 13, "Tab": 9, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[
-            key
-        ]
         text = {"text": "\r"} if key == "Enter" else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
+        for kind, more in (("keyDown", text), ("keyUp", {})):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key], **more)
 
     def write(self, text: str) -> None:
         """Type a text where the focus is."""
@@ -120,12 +117,9 @@ class Browser:
             assert time.monotonic() < end, f"not within {seconds} s: {script}"
             time.sleep(0.05)
 
-    def picture(self, path: Path, top=0, height=None) -> Path:
-        """A screenshot of the page from ``top`` on, of the window's width."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": top, "width": size["width"], "height": min(height or size["height"], size["height"] - top), "scale": 1}
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"]))
-        return path
+    def picture(self) -> bytes:
+        """A screenshot of the window."""
+        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
     def call(self, method: str, **parameters) -> dict:
         """A command of the protocol, and its answer."""

@@ -11,69 +11,41 @@ from permuteformer.experiments.layout import ATTENTION_MAPS, RUN_FORMAT
 
 SCRIPT = "<script>document.title = 1; throw 2</script>"
 
-LRA = {
-    "transformer": 0.640,
-    "transformer-sinusoidal": 0.641,
-    "reformer": 0.649,
-    "linformer": 0.559,
-    "nystromformer": 0.655,
-    "performer": 0.6395,
-    "roformer": 0.660,
-    "permuteformer": 0.6595,
-    "permuteformer-1d": 0.6595,
-    "permuteformer-orthogonal": 0.503,
-}
-LM = {
-    "transformer-lm": 30.2,
-    "performer-lm": 36.9,
-    "permuteformer-lm": 32.5,
-    "permuteformer-lm-no-decay": 35.8,
-    "permuteformer-lm-no-permutation": 33.1,
-}
+ACCURACY = {"kind": "classify", "metric": "accuracy", "greater_is_better": True, "notes": [], "grid": None}
+PERPLEXITY = {"kind": "lm", "metric": "perplexity", "greater_is_better": False, "labels": [], "grid": None}
+DIGITS = [str(i) for i in range(10)]
 TASKS = {
     "text": {
+        **ACCURACY,
         "name": "lra-text",
         "title": "film reviews, good or bad",
-        "kind": "classify",
-        "metric": "accuracy",
-        "greater_is_better": True,
         "notes": ["the paper validates on the test split, and so does this"],
         "labels": ["bad", "good"],
         "baselines": {"most frequent label": 0.5},
-        "grid": None,
     },
     "image": {
+        **ACCURACY,
         "name": "lra-image",
         "title": "CIFAR-10 in gray",
-        "kind": "classify",
-        "metric": "accuracy",
-        "greater_is_better": True,
-        "notes": [],
-        "labels": [str(i) for i in range(10)],
+        "labels": DIGITS,
         "baselines": {"most frequent label": 0.1},
         "grid": [32, 32],
     },
     "digits": {
+        **ACCURACY,
         "name": "digits",
         "title": "hand-written digits",
-        "kind": "classify",
-        "metric": "accuracy",
-        "greater_is_better": True,
         "notes": ["1,797 images of 8 x 8 pixels"],
-        "labels": [str(i) for i in range(10)],
+        "labels": DIGITS,
         "baselines": {"most frequent label": 0.101},
         "grid": [8, 8],
     },
     "lm": {
+        **PERPLEXITY,
         "name": "lm-bytes",
         "title": "Python's help, byte by byte",
-        "kind": "lm",
-        "metric": "perplexity",
-        "greater_is_better": False,
         "notes": ["perplexity of a byte, not of a word"],
-        "labels": [],
         "baselines": {"uniform": 256.0},
-        "grid": None,
     },
 }
 
@@ -186,29 +158,7 @@ def attention_maps(task, row, layers=2, heads=4, length=24):
             "columns": steps,
             "layers": [[[[rate ** (abs(y) + 0.6 * abs(x)) for x in steps] for y in steps] for rate in layer] for layer in rates],
         }
-    words = [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "the",
-        "mat",
-        "and",
-        "<b>looked</b>",
-        "at",
-        "a",
-        "bird",
-        "that",
-        "sang",
-        "in",
-        "a",
-        "tree",
-        "by",
-        "$a",
-        "river$",
-        "far",
-        "away",
-    ]
+    words = "the cat sat on the mat and <b>looked</b> at a bird that sang in a tree by $a river$ far away".split()
     maps = []
     for layer in range(layers):
         weights = [[0.0 if causal and j > i else (0.9 - 0.2 * layer) ** abs(i - j) for j in range(length)] for i in range(length)]
@@ -274,31 +224,6 @@ def speeds() -> list[dict]:
     return lines
 
 
-def whole(folder: Path, seeds=3) -> list[Path]:
-    """Everything a report shows: tables 1 to 4, lengths, speed, attention maps, failures, and runs outside the tables."""
-    runs = folder / "runs"
-    for row, value in LRA.items():
-        for column, scale in (("text", 1.0), ("image", 0.65)):
-            for seed in range(seeds):
-                status = "out of memory" if (row, column) == ("transformer-sinusoidal", "text") else "finished"
-                status = "not finite" if (row, seed) == ("permuteformer-orthogonal", 1) else status
-                run_folder(runs / "table1" / column / f"{row}-seed{seed}", column, row, seed, value * scale, status=status,
-                           maps=seed == 0 and row in ("performer", "permuteformer") and column == "image")  # fmt: skip
-    for row, value in LM.items():
-        for seed in range(seeds):
-            run_folder(runs / "table4" / "lm" / f"{row}-seed{seed}", "lm", row, seed, value / 6, "4", lengths=(2, 4, 8, 16), maps=seed == 0)
-    own = folder / "own"
-    for seed in range(2):
-        run_folder(own / f"digits-{seed}", "digits", "permuteformer-image", seed, 0.95, None)
-    run_folder(own / "digits-slow", "digits", "permuteformer-image", 0, 0.91, None, learning_rate=1e-4)
-    run_folder(own / "digits-performer", "digits", "performer-image", 0, 0.93, None)
-    run_folder(own / "going-on", "digits", "roformer-image", 0, 0.93, None, status="not finished", epochs=3)
-    results = folder / "results"
-    results.mkdir()
-    lines(results / "speed.jsonl", speeds())
-    return [runs, own, results]
-
-
 def write(path: Path, content) -> Path:
     path.write_text(json.dumps(content))
     return path
@@ -318,8 +243,8 @@ def some(folder: Path) -> list[Path]:
                 run_folder(runs / f"table1/{column}/{row}-seed{seed}", column, row, seed, value * scale,
                            maps=(column, row, seed) == ("image", "permuteformer", 0))  # fmt: skip
     run_folder(runs / "table1/text/transformer-seed0", "text", "transformer", 0, 0.64, status="out of memory")
-    for row in ("transformer-lm", "permuteformer-lm"):
-        run_folder(runs / f"table4/lm/{row}-seed0", "lm", row, 0, LM[row] / 6, "4", lengths=(2, 4, 8, 16), maps=True)
+    for row, value in {"transformer-lm": 5.03, "permuteformer-lm": 5.42}.items():
+        run_folder(runs / f"table4/lm/{row}-seed0", "lm", row, 0, value, "4", lengths=(2, 4, 8, 16), maps=True)
     run_folder(folder / "own" / "mine", "digits", "permuteformer-image", 0, 0.95, None)
     run_folder(folder / "own" / "evil", "digits", SCRIPT, 0, 0.93, None, task={"notes": [SCRIPT], "baselines": {SCRIPT: 0.1}})
     lines(folder / "speed.jsonl", [line for line in speeds() if line["row"] != "linformer"])

@@ -122,7 +122,7 @@ def test_cells_show_the_papers_number_the_best_and_failures(text, report):
     assert best.best
     assert f'<td class="value best" data-value="{best.mean!r}"><a href="#{best.anchor}">{best.text}</a> <small>(2)</small>' in text
     assert '<td class="value failed" data-value=""><a href="#runs-1-small-transformer-text">out of memory</a>' in text
-    assert str(escape(report.tables[0].agreement.sentence)) in text
+    assert str(escape(report.tables[0].agreement.details)) in text
 
 
 def test_markdown_has_tables_links_and_figures(report, folder):
@@ -185,7 +185,7 @@ def test_the_terminal_shows_the_tables(report):
     shown = re.sub(r"\x1b\[[\d;]*m", "", console.file.getvalue())
     for words in ("Table 1: accuracy on Long-Range Arena", "paper 65.95 ± 0.26", "out of memory", "Own runs", SCRIPT):
         assert words in shown
-    assert report.tables[0].agreement.sentence in re.sub(r"\s*\n\s*", " ", shown)
+    assert report.tables[0].agreement.details in re.sub(r"\s*\n\s*", " ", shown)
 
 
 def test_nothing_in_a_label_moves_the_terminal(tmp_path):

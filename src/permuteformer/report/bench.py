@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import linear_regression
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from permuteformer.presets import ROW_TITLES
-from permuteformer.report.cells import significant, slug, times
-from permuteformer.report.figure import INK, Figure, draw, height_with_legend, legend, log_ticks, style
+from permuteformer.report.cells import group_by, significant, slug, times
+from permuteformer.report.figure import INK, Figure, Line, draw, line_figure, log_ticks, style
 from permuteformer.report.runs import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-Line = Mapping[str, Any]
-Curve = Mapping[int, Line]
-"""Lines of a row by length."""
+Record = Mapping[str, Any]
+"""A line of a results file."""
+Curve = Mapping[int, Record]
+"""Records of a row by length."""
 
 MATMUL = "matmul"
 """The row of a large matrix product, which shows the speed of the machine."""
@@ -38,8 +39,7 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class PlainTable:
+class PlainTable(NamedTuple):
     """A table of texts."""
 
     title: str
@@ -57,22 +57,37 @@ def title(row: str) -> str:
     return TITLES.get(name, name) + at + place
 
 
-def comparison_tables(lines: Iterable[Line]) -> list[PlainTable]:
+def comparison_tables(records: Iterable[Record]) -> list[PlainTable]:
     """Return for each group of cases: time of a call, its ratio to the first case, extra memory, share of a matrix product's speed."""
-    return [_comparison_table(f"{members[0]['sweep']}: {group}", members) for group, members in _groups(lines).items()]
+    tables = []
+    for group, members in _groups(records).items():
+        first, matmul = _seconds(members[0]), flops_per_second(members)
+        headers = ("", "best ms", "median", "slowest", "ratio", "extra MB", *(["of matmul"] if matmul else []))
+        rows = []
+        for record in members:
+            result, best, speed = record["result"], _seconds(record), _speed(record)
+            cells = [str(result["status"])]
+            if best is not None:
+                milliseconds = (1e3 * value for value in (best, result["seconds_median"], result["seconds_spread"][1]))
+                extra = max((result["peak_memory_bytes"] or 0) - (result["ready_memory_bytes"] or 0), 0) / 1e6
+                cells = [*map(significant, milliseconds), times(best / first) if first else "", significant(extra)]
+                cells += [f"{speed / matmul:.0%}"] if matmul and speed else []
+            rows.append((title(record["row"]), *cells, *[""] * (len(headers) - 1 - len(cells))))
+        tables.append(PlainTable(f"{members[0]['sweep']}: {group}", headers, tuple(rows)))
+    return tables
 
 
-def comparison_figures(lines: Iterable[Line]) -> list[Figure]:
+def comparison_figures(records: Iterable[Record]) -> list[Figure]:
     """Return a figure of the times of each group of cases."""
     figures = []
-    for group, members in _groups(lines).items():
-        shown = [line for line in members if _seconds(line) is not None and line["row"] != MATMUL]
+    for group, members in _groups(records).items():
+        shown = [record for record in members if _seconds(record) is not None and record["row"] != MATMUL]
         if shown:
             figures.append(_comparison_figure(str(members[0]["sweep"]), group, shown, flops_per_second(members)))
     return figures
 
 
-def length_tables(lines: Iterable[Line]) -> list[PlainTable]:
+def length_tables(lines: Iterable[Record]) -> list[PlainTable]:
     """Return for each group of curves a table of times, with the exponent of their growth, and one of memory. Rows are lengths."""
     tables = []
     for group, members in _groups(line for line in lines if line["row"] != MATMUL).items():
@@ -89,18 +104,31 @@ def length_tables(lines: Iterable[Line]) -> list[PlainTable]:
     return tables
 
 
-def length_figures(lines: Sequence[Line]) -> list[Figure]:
+def length_figures(records: Sequence[Record]) -> list[Figure]:
     """Return time against length, and the time that the operations would take at the speed of a matrix product."""
-    speed = flops_per_second(lines)
-    figures = []
-    for group, members in _groups(lines).items():
+    speed, figures = flops_per_second(records), []
+    for group, members in _groups(records).items():
         curves = {row: curve for row, curve in _curves(members).items() if len(_times(curve)) > 1}
-        if curves:
-            figures.append(_length_figure(group, curves, speed))
+        if not curves:
+            continue
+        lines = [Line(row, title(row), *zip(*_times(curve).items(), strict=True)) for row, curve in curves.items()]
+        ours = next(iter(curves.values()))
+        limit = {length: flops / speed for length, record in ours.items() if speed and (flops := number(record["result"]["flops"]))}
+        if limit:
+            lines.append(Line("limit", ROOFLINE, tuple(limit), tuple(limit.values())))
+        ends = [
+            f"{title(row)} {record['result']['status']} at {length:,}"
+            for row, curve in curves.items()
+            for length, record in curve.items()
+            if not _seconds(record)
+        ]
+        caption = "Time of one call against length; both axes are logarithmic." + (f" Lines end: {'; '.join(ends)}." if ends else "")
+        name, labels = slug("bench", "scaling", group), ("length (tokens)", "best time (s)")
+        figures.append(line_figure(name, f"Time by length: {group}", caption, lines, labels, log_x=True, log_y=True))
     return figures
 
 
-def flops_per_second(lines: Iterable[Line]) -> float | None:
+def flops_per_second(lines: Iterable[Record]) -> float | None:
     """Return the speed of the matrix product among the lines."""
     return next((speed for line in lines if line["row"] == MATMUL and (speed := _speed(line))), None)
 
@@ -111,29 +139,10 @@ def growth(seconds: Mapping[int, float]) -> float:
     >>> round(growth({1000: 1.0, 2000: 4.0, 4000: 16.0}), 6)
     2.0
     """
-    points = [(math.log(length), math.log(time)) for length, time in seconds.items()]
-    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    return float(sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points))
+    return linear_regression([math.log(n) for n in seconds], [math.log(time) for time in seconds.values()]).slope
 
 
-def _comparison_table(name: str, lines: Sequence[Line]) -> PlainTable:
-    first, matmul = _seconds(lines[0]), flops_per_second(lines)
-    headers = ("", "best ms", "median", "slowest", "ratio", "extra MB", *(["of matmul"] if matmul else []))
-    rows = []
-    for line in lines:
-        result, best, speed = line["result"], _seconds(line), _speed(line)
-        if best is None:
-            cells = [str(result["status"])]
-        else:
-            milliseconds = (1e3 * value for value in (best, result["seconds_median"], result["seconds_spread"][1]))
-            extra = max((result["peak_memory_bytes"] or 0) - (result["ready_memory_bytes"] or 0), 0) / 1e6
-            cells = [*map(significant, milliseconds), times(best / first) if first else "", significant(extra)]
-            cells += [f"{speed / matmul:.0%}"] if matmul and speed else []
-        rows.append((title(line["row"]), *cells, *[""] * (len(headers) - 1 - len(cells))))
-    return PlainTable(name, headers, tuple(rows))
-
-
-def _comparison_figure(sweep: str, group: str, lines: Sequence[Line], speed: float | None) -> Figure:
+def _comparison_figure(sweep: str, group: str, lines: Sequence[Record], speed: float | None) -> Figure:
     def paint(canvas: Canvas) -> None:
         axes = canvas.subplots()
         for place, line in enumerate(reversed(lines)):
@@ -157,44 +166,12 @@ def _comparison_figure(sweep: str, group: str, lines: Sequence[Line], speed: flo
     return draw(slug("bench", sweep, group), f"{sweep}: {group}", caption, paint, 0.9 + 0.42 * len(lines), width=6.4)
 
 
-def _length_figure(group: str, curves: Mapping[str, Curve], speed: float | None) -> Figure:
-    def paint(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        for place, (row, curve) in enumerate(curves.items()):
-            points, look = _times(curve), style(row, place)
-            axes.plot(list(points), list(points.values()), label=title(row), color=look.color, linestyle=look.dashes, marker=look.marker)
-        if speed:
-            ours = next(iter(curves.values()))
-            limit = {length: flops / speed for length, line in ours.items() if (flops := number(line["result"]["flops"]))}
-            axes.plot(list(limit), list(limit.values()), label=ROOFLINE, color=INK, linestyle=(0, (1, 2)), linewidth=1)
-        log_ticks(axes.xaxis, base_two=True)
-        log_ticks(axes.yaxis)
-        axes.set_xlabel("length (tokens)")
-        axes.set_ylabel("best time (s)")
-        legend(canvas, axes)
-
-    labels = [*map(title, curves), *([ROOFLINE] if speed else [])]
-    ends = [
-        f"{title(row)} {line['result']['status']} at {length:,}"
-        for row, curve in curves.items()
-        for length, line in curve.items()
-        if not _seconds(line)
-    ]
-    caption = "Time of one call against length; both axes are logarithmic." + (f" Lines end: {'; '.join(ends)}." if ends else "")
-    return draw(slug("bench", "scaling", group), f"Time by length: {group}", caption, paint, height_with_legend(labels))
+def _groups(lines: Iterable[Record]) -> dict[str, list[Record]]:
+    return group_by(lines, lambda line: line["group"])
 
 
-def _groups(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    groups: dict[str, list[Line]] = {}
-    for line in lines:
-        groups.setdefault(line["group"], []).append(line)
-    return groups
-
-
-def _curves(lines: Iterable[Line]) -> dict[str, dict[int, Line]]:
-    curves: dict[str, dict[int, Line]] = {}
+def _curves(lines: Iterable[Record]) -> dict[str, dict[int, Record]]:
+    curves: dict[str, dict[int, Record]] = {}
     for line in lines:
         curves.setdefault(line["row"], {})[line["length"]] = line
     return curves
@@ -204,17 +181,17 @@ def _times(curve: Curve) -> dict[int, float]:
     return {length: seconds for length, line in curve.items() if (seconds := _seconds(line))}
 
 
-def _seconds(line: Line) -> float | None:
+def _seconds(line: Record) -> float | None:
     return number(line["result"]["seconds_best"])
 
 
-def _speed(line: Line) -> float | None:
+def _speed(line: Record) -> float | None:
     """Return the floating-point operations per second."""
     flops, seconds = number(line["result"]["flops"]), _seconds(line)
     return flops / seconds if flops and seconds else None
 
 
-def _cell(line: Line | None, name: str, factor: float) -> str:
+def _cell(line: Record | None, name: str, factor: float) -> str:
     if line is None:
         return "–"
     value = number(line["result"][name])

@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from permuteformer.experiments.published import COLUMN_TITLES, Number
 from permuteformer.formatting import format_bytes, format_duration
@@ -19,6 +19,7 @@ from permuteformer.report.runs import FINISHED, Run, number
 OWN = "own"
 """Table of the runs that belong to no table."""
 NOT_FINITE, NO_VALUE = "not finite", "no value"
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,18 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     return groups
 
 
+def group_by(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
+    """Return lists of items by key, in order of appearance.
+
+    >>> group_by(["a", "bc", "d"], len)
+    {1: ['a', 'd'], 2: ['bc']}
+    """
+    found: dict[Any, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def cell_of(group: Group, quantity: Quantity, paper: Number | None = None, paper_digits: int = 2) -> Cell:
     """Return the cell of a group: the mean over its runs, or how they failed."""
     cell = cell_of_values([(quantity.read(run), _failure(run)) for run in group.runs], quantity)
@@ -274,6 +287,11 @@ def baselines_of(run: Run) -> dict[str, float]:
     return {name: value * (100 if run.metric == "accuracy" else 1) for name, value in values.items() if value is not None}
 
 
+def show_baseline(run: Run, value: float) -> str:
+    """Format the metric of a predictor without a model."""
+    return f"{value:.1f} %" if run.metric == "accuracy" else fixed(value)
+
+
 def _measured(name: str, factor: float = 1.0, *divisors: str) -> Callable[[Run], float | None]:
     """Return a function that reads a result and divides it by fields of the measurement."""
 
@@ -337,11 +355,8 @@ def _own_key(run: Run) -> tuple[str, str]:
 
 def _varying_fields(runs: Sequence[Run]) -> Mapping[tuple[str, str], tuple[str, ...]]:
     """Return, by task and model, the fields besides the seed in which runs differ."""
-    by_model: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        by_model.setdefault(_own_key(run), []).append(run)
     varying = {}
-    for key, members in by_model.items():
+    for key, members in group_by(runs, _own_key).items():
         names = sorted({name for run in members for name in run.work} - {"seed", "task", "model"})
         varying[key] = tuple(name for name in names if len({_as_text(run.work.get(name)) for run in members}) > 1)
     return varying

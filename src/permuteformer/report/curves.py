@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from permuteformer.experiments.published import FIGURE2
 from permuteformer.presets import ROW_TITLES
 from permuteformer.report.cells import Group, baselines_of, metric_of, metric_quantity, shorten, slug
-from permuteformer.report.figure import INK, Figure, draw, height_with_legend, legend, log_ticks, style
+from permuteformer.report.figure import INK, Figure, Line, draw, line_figure, style
 from permuteformer.report.runs import Run, number
 from permuteformer.report.tables import Table, by_column, capitalized
 
@@ -23,23 +22,6 @@ Point = tuple[float, float, float]
 """Step, x and y."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row's means over seeds, and their range."""
-
-    row: str
-    title: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-    @property
-    def has_range(self) -> bool:
-        """Whether seeds differ."""
-        return self.low != self.high
-
-
 def training_figures(table: Table) -> list[Figure]:
     """Return for each task of a table: test results, the metric by epoch, the loss by step; for language models also by time."""
     figures: list[Figure] = []
@@ -48,15 +30,15 @@ def training_figures(table: Table) -> list[Figure]:
         validation, is_lm = f"validation {quantity.title}", quantity.name.startswith("perplexity")
         figures += [] if is_lm else _bars(table, groups, name)
         by_epoch = lines_of(groups, lambda run: _validations(run, "epoch"))
-        figures += _line_figure(f"{name}-by-epoch", f"{title}: {quantity.name} by epoch", by_epoch, ("epoch", validation), log_y=is_lm)
+        figures += _curves(f"{name}-by-epoch", f"{title}: {quantity.name} by epoch", by_epoch, ("epoch", validation), log_y=is_lm)
         if is_lm:
             figures += _published_curves(f"{name}-paper", groups)
             minutes = lines_of(groups, lambda run: _validations(run, "seconds", 1 / 60))
             axes = ("training time (minutes)", validation)
-            figures += _line_figure(f"{name}-by-time", f"{title}: {quantity.name} by training time", minutes, axes, log_y=True)
+            figures += _curves(f"{name}-by-time", f"{title}: {quantity.name} by training time", minutes, axes, log_y=True)
         losses = lines_of(groups, lambda run: ((step, step, loss) for step, loss, _ in run.losses))
         axes = ("step (updates)", f"training loss ({'nats per token' if is_lm else 'nats'})")
-        figures += _line_figure(f"{name}-loss", f"{title}: loss by step", losses, axes, markers=False)
+        figures += _curves(f"{name}-loss", f"{title}: loss by step", losses, axes, markers=False)
     return figures
 
 
@@ -76,32 +58,22 @@ def length_figures(table: Table) -> list[Figure]:
         return []
     values = [value for line in lines for value in line.y]
     is_log = max(values) > 1.5 * min(values)  # a logarithmic axis would exaggerate small differences
+    places = {line.row: place for place, line in enumerate(lines)}
 
-    def paint(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log" if is_log else "linear")
-        _draw_lines(axes, lines)
+    def finish(axes: Axes) -> None:
         if not is_log:
             axes.set_ylim(bottom=0)
         top = axes.get_ylim()[1]
-        places = {line.row: place for place, line in enumerate(lines)}
         for row, _, length, _ in failed:
             color = style(row, places.get(row, len(lines))).color
             axes.plot([length], [top], marker="x", markersize=8, markeredgewidth=2, color=color, clip_on=False, zorder=5)
         axes.set_ylim(top=top)
-        log_ticks(axes.xaxis, base_two=True)
-        if is_log:
-            log_ticks(axes.yaxis)
-        axes.set_xlabel(table.axes[0])
-        axes.set_ylabel(table.axes[1])
-        legend(canvas, axes)
 
     caption = f"{capitalized(table.axes[1])} against length; {'both axes are' if is_log else 'the axis of length is'} logarithmic."
     caption += " Bands are one standard deviation over seeds." if any(line.has_range for line in lines) else ""
     failures = "; ".join(f"{title} at {length:,.0f}: {text}" for _, title, length, text in failed)
     caption += f" Crosses at the top: {failures}." if failed else ""
-    return [draw(slug(table.name, "figure"), table.title, caption, paint, height_with_legend([line.title for line in lines]))]
+    return [line_figure(slug(table.name, "figure"), table.title, caption, lines, table.axes, log_x=True, log_y=is_log, finish=finish)]
 
 
 def lines_of(groups: Iterable[Group], points: Callable[[Run], Iterable[Point]]) -> list[Line]:
@@ -128,37 +100,15 @@ def _validations(run: Run, x_name: str, factor: float = 1.0) -> Iterator[Point]:
                 yield step, x * factor, y
 
 
-def _line_figure(
+def _curves(
     name: str, title: str, lines: Sequence[Line], labels: tuple[str, str], *, log_y: bool = False, markers: bool = True
 ) -> list[Figure]:
-    if not any(len(line.x) > 1 for line in lines):
-        return []
-
-    def paint(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        if log_y:
-            axes.set_yscale("log")
-        _draw_lines(axes, lines, markers)
-        if log_y:
-            log_ticks(axes.yaxis)
-        axes.set_xlabel(labels[0])
-        axes.set_ylabel(labels[1])
-        axes.margins(x=0.02)
-        legend(canvas, axes)
-
+    """Return a figure if a line has more than one point."""
     caption = f"{capitalized(labels[1])} against {labels[0]}."
     if any(line.has_range for line in lines):
         caption += " Lines are means over seeds, bands their range."
-    return [draw(name, title, caption, paint, height_with_legend([line.title for line in lines]))]
-
-
-def _draw_lines(axes: Axes, lines: Sequence[Line], markers: bool = True) -> None:
-    for place, line in enumerate(lines):
-        look = style(line.row, place)
-        marked: dict[str, Any] = {"marker": look.marker, "markevery": max(1, len(line.x) // 8)} if markers else {"linewidth": 1.1}
-        axes.plot(line.x, line.y, label=line.title, color=look.color, linestyle=look.dashes, **marked)
-        if line.has_range:
-            axes.fill_between(line.x, line.low, line.high, color=look.color, alpha=0.15, linewidth=0)
+    is_drawn = any(len(line.x) > 1 for line in lines)
+    return [line_figure(name, title, caption, lines, labels, log_y=log_y, markers=markers)] if is_drawn else []
 
 
 def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
@@ -196,10 +146,6 @@ def _bars(table: Table, groups: Sequence[Group], name: str) -> list[Figure]:
 
 def _published_curves(name: str, groups: Sequence[Group]) -> list[Figure]:
     """Return the paper's Figure 2 for these rows."""
-    rows = [group.row for group in groups if group.table == "4" and group.row in FIGURE2]
-    lines = []
-    for row in rows:
-        values = FIGURE2[row]
-        lines.append(Line(row, ROW_TITLES[row], tuple(range(1, len(values) + 1)), values, values, values))
-    figures = _line_figure(name, "The paper's Figure 2: WikiText-103", lines, ("epoch", "test perplexity"), log_y=True)
-    return [replace(figure, caption="Test perplexity against epoch in the paper, for the rows that were run here.") for figure in figures]
+    found = {group.row: FIGURE2[group.row] for group in groups if group.table == "4" and group.row in FIGURE2}
+    lines = [Line(row, ROW_TITLES[row], tuple(range(1, len(values) + 1)), values) for row, values in found.items()]
+    return _curves(name, "The paper's Figure 2: WikiText-103", lines, ("epoch", "test perplexity in the paper"), log_y=True)

@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from permuteformer.report.cells import shorten
 
@@ -28,8 +28,7 @@ BLUE, SKY, GREEN, VERMILION, PURPLE, ORANGE = "#0072b2", "#56b4e9", "#009e73", "
 """The colours of Okabe and Ito, which people with a colour vision deficiency can distinguish."""
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """The line of a row."""
 
     color: str
@@ -55,6 +54,7 @@ _STYLES = {
     "permuteformer-lm": Style(BLUE, "-", "D"),
     "permuteformer-lm-no-decay": Style(SKY, "-.", "X"),
     "permuteformer-lm-no-permutation": Style(GREEN, ":", "s"),
+    "limit": Style(INK, (0, (1, 2)), ""),
 }
 _COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
 _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
@@ -122,6 +122,65 @@ def draw(name: str, title: str, caption: str, paint: Callable[[Canvas], None], h
         canvas.set_layout_engine("none")  # the layout is the same, and slow to compute
         canvas.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return Figure(name, title, caption, _page_svg(svg.getvalue(), name, title), png.getvalue())
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a row, and its range, such as that over seeds."""
+
+    row: str
+    title: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def has_range(self) -> bool:
+        """Whether low and high differ."""
+        return self.low != self.high
+
+
+def line_figure(
+    name: str,
+    title: str,
+    caption: str,
+    lines: Sequence[Line],
+    labels: tuple[str, str],
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    markers: bool = True,
+    finish: Callable[[Axes], None] | None = None,
+) -> Figure:
+    """Draw lines with a legend. ``log_x`` is by powers of two; ``finish`` paints more, before ticks are set."""
+
+    def paint(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        if log_x:
+            axes.set_xscale("log", base=2)
+        if log_y:
+            axes.set_yscale("log")
+        for place, line in enumerate(lines):
+            look, every = style(line.row, place), max(1, len(line.x) // 8)
+            offset = place * every // len(lines)  # lines that coincide have their markers at different places
+            marked: dict[str, Any] = {"marker": look.marker, "markevery": (offset, every)} if markers else {"linewidth": 1.1}
+            axes.plot(line.x, line.y, label=line.title, color=look.color, linestyle=look.dashes, **marked)
+            if line.has_range:
+                axes.fill_between(line.x, line.low, line.high, color=look.color, alpha=0.15, linewidth=0)
+        if not log_x:
+            axes.margins(x=0.02)
+        if finish is not None:
+            finish(axes)
+        if log_x:
+            log_ticks(axes.xaxis, base_two=True)
+        if axes.get_yscale() == "log":
+            log_ticks(axes.yaxis)
+        axes.set_xlabel(labels[0])
+        axes.set_ylabel(labels[1])
+        legend(canvas, axes)
+
+    return draw(name, title, caption, paint, height_with_legend([line.title for line in lines]))
 
 
 def legend(canvas: Canvas, axes: Axes) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from permuteformer.report.cells import Group, shorten, slug
-from permuteformer.report.figure import INK, Figure, draw, height_with_legend, legend, log_ticks, style
+from permuteformer.report.figure import INK, Figure, Line, draw, height_with_legend, legend, line_figure, log_ticks
 from permuteformer.report.tables import by_column
 
 if TYPE_CHECKING:
@@ -64,10 +64,9 @@ def similarity_figure(title: str, distances: Sequence[int], panels: Mapping[str,
         panels: by title, numbers by head and distance, or by row and column.
         heads: names of the heads, for the legend; empty for maps by row and column.
     """
-    import numpy as np
     from matplotlib import colormaps
 
-    values: Array = np.asarray(list(panels.values()), dtype=np.float64)
+    values = _array(list(panels.values()), 3)
     if not heads:
         caption = "Similarity of two pixels by the rows and columns between them."
         low, high = distances[0] - 0.5, distances[-1] + 0.5
@@ -106,24 +105,13 @@ def _kernels_figure(name: str, title: str, kernels: Sequence[tuple[Group, Array,
     """Draw the mean weight by distance of several models. Models with negative weights would hide the others."""
     means = [(group, distances, layers.mean(axis=(0, 1))) for group, distances, layers in kernels]
     drawn = [entry for entry in means if entry[2].min() >= 0] or means
-    scale = _Scale([mean for *_, mean in drawn])
-
-    def paint(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        for place, (group, distances, mean) in enumerate(drawn):
-            look, every = style(group.row, place), max(1, len(distances) // 8)
-            marks = (place * every // len(drawn), every)  # lines that coincide have their markers at different places
-            axes.plot(distances, mean, label=group.row_title, color=look.color, linestyle=look.dashes, marker=look.marker, markevery=marks)
-        scale.apply(axes)
-        axes.set_xlabel(DISTANCE)
-        axes.set_ylabel(WEIGHT)
-        legend(canvas, axes)
-
-    caption = f"Attention weight by distance between query i and key j, averaged over inputs, heads and layers.{scale.caption}"
+    scale, is_log = _weight_scale([mean for *_, mean in drawn])
+    caption = "Attention weight by distance between query i and key j, averaged over inputs, heads and layers." + is_log
     missing = [group.row_title for group, _, mean in means if mean.min() < 0] if len(drawn) < len(means) else []
     if missing:
         caption += f" Without {' and '.join(missing)}, whose weights are also negative."
-    return draw(name, title, caption, paint, height_with_legend([group.row_title for group, *_ in drawn]))
+    lines = [Line(group.row, group.row_title, tuple(distances), tuple(mean)) for group, distances, mean in drawn]
+    return line_figure(name, title, caption, lines, (DISTANCE, WEIGHT), finish=scale)
 
 
 def _kernel_figure(name: str, title: str, distances: Array, layers: Array, kernel: Mapping[str, Any]) -> Figure:
@@ -132,45 +120,40 @@ def _kernel_figure(name: str, title: str, distances: Array, layers: Array, kerne
 
     heads = layers.shape[1]
     colors = colormaps["viridis"]([0.3 + 0.5 * head / max(1, heads - 1) for head in range(heads)])
-    scale = _Scale([layers.ravel()])
+    scale, is_log = _weight_scale([layers.ravel()])
 
     def paint_layer(axes: Axes, layer: int) -> None:
         for head in range(heads):
             axes.plot(distances, layers[layer, head], color=colors[head], linewidth=0.9, alpha=0.9)
         axes.plot(distances, layers[layer].mean(axis=0), color=INK, linewidth=1.8)
-        scale.apply(axes)
+        axes.margins(x=0.02)
+        scale(axes)
+        if is_log:
+            log_ticks(axes.yaxis)
 
     thin = f"its {heads} heads, from blue to green" if heads > 1 else "its one head"
-    caption = f"One panel per layer: thin lines are {thin}, the thick line is their mean.{scale.caption}"
+    caption = f"One panel per layer: thin lines are {thin}, the thick line is their mean.{is_log}"
     caption += "" if kernel.get("normalised", True) else " The weights of a query do not add up to 1 here."
     return _panels(name, title, caption, len(layers), paint_layer, (DISTANCE, WEIGHT), 1.45)
 
 
-class _Scale:
-    """The axis of weights: logarithmic if all are positive and fall by more than a factor of ten."""
+def _weight_scale(lines: Sequence[Array]) -> tuple[Callable[[Axes], None], str]:
+    """Return a function that sets the axis of weights, and a sentence if it is logarithmic: positive weights that fall by more than ten."""
+    import numpy as np
 
-    def __init__(self, lines: Sequence[Array]) -> None:
-        import numpy as np
+    values = np.concatenate(lines)
+    values = values[np.isfinite(values)] if np.isfinite(values).any() else np.array([0.0, 1.0])
+    low, high = np.quantile(values, (0.05, 0.95))  # so that a single weight near zero does not decide
+    least, most = float(values.min()), float(values.max())
+    is_log = least > 0 and high / low > 10
+    margin = 0.05 * (most - min(least, 0.0)) or 1.0
+    bottom, top = (max(least, high * 1e-6), most * 1.2) if is_log else (least - margin if least < 0 else 0.0, most + margin)
 
-        values = np.concatenate(lines)
-        values = values[np.isfinite(values)] if np.isfinite(values).any() else np.array([0.0, 1.0])
-        low, high = np.quantile(values, (0.05, 0.95))  # so that a single weight near zero does not decide
-        least, most = float(values.min()), float(values.max())
-        self.is_log = least > 0 and high / low > 10
-        margin = 0.05 * (most - min(least, 0.0)) or 1.0
-        linear = (least - margin if least < 0 else 0.0, most + margin)
-        self.limits = (max(least, float(high) * 1e-6), most * 1.2) if self.is_log else linear
+    def scale(axes: Axes) -> None:
+        axes.set_yscale("log" if is_log else "linear")
+        axes.set_ylim(bottom, top)
 
-    @property
-    def caption(self) -> str:
-        return " The axis of weights is logarithmic." if self.is_log else ""
-
-    def apply(self, axes: Axes) -> None:
-        axes.set_yscale("log" if self.is_log else "linear")
-        axes.set_ylim(*self.limits)
-        if self.is_log:
-            log_ticks(axes.yaxis)
-        axes.margins(x=0.02)
+    return scale, " The axis of weights is logarithmic." if is_log else ""
 
 
 def _grid_figure(name: str, title: str, grid: Mapping[str, Any]) -> Figure:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from permuteformer.experiments.published import Number
 from permuteformer.presets import ROW_TITLES
-from permuteformer.report.cells import Group, baselines_of, fixed
+from permuteformer.report.cells import Group, baselines_of, group_by, show_baseline
 from permuteformer.report.runs import Run, number
 
 NAMED_PAIRS = 3
-"""Reversed pairs that the sentence names."""
+"""Reversed pairs that are named beside the counts."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,24 @@ class Agreement:
 
     @property
     def sentence(self) -> str:
-        """The counts, and the first reversed pairs."""
+        """The counts."""
         pairs = f"{self.pairs} pair{'s' if self.pairs > 1 else ''} of rows"
         if self.same == self.pairs:
             return f"All rows are in the paper's order ({pairs})."
-        counts = f"Of {pairs}, {self.same} in the paper's order, {len(self.reversed_pairs)} reversed, {self.ties} tied"
         tied = " (within one joint standard deviation, here or in the paper)" if self.ties else ""
+        return f"Of {pairs}, {self.same} in the paper's order, {len(self.reversed_pairs)} reversed, {self.ties} tied{tied}."
+
+    @property
+    def details(self) -> str:
+        """The counts and the first reversed pairs."""
         more = len(self.reversed_pairs) - NAMED_PAIRS
         named = [*self.reversed_pairs[:NAMED_PAIRS], *([f"{more} more"] if more > 0 else [])]
-        return f"{counts}{tied}{'. Reversed: ' + '; '.join(named) if named else ''}."
+        return f"{self.sentence} Reversed: {'; '.join(named)}." if named else self.sentence
 
 
 def compare(standings: Iterable[Standing]) -> Agreement | None:
     """Compare all pairs of rows within each column; return None if there are no pairs."""
-    columns: dict[str, list[Standing]] = {}
-    for standing in standings:
-        columns.setdefault(standing.column, []).append(standing)
+    columns = group_by(standings, lambda standing: standing.column)
     same = ties = 0
     reversed_pairs = []
     for members in columns.values():
@@ -86,19 +88,9 @@ def is_tie(one: Number, other: Number, deviations: float = 1.0) -> bool:
     return abs(one[0] - other[0]) <= deviations * math.hypot(one[1] or 0.0, other[1] or 0.0)
 
 
-def task_notes(groups: Iterable[Group]) -> list[str]:
+def task_notes(groups: Sequence[Group]) -> list[str]:
     """Return the task of each column and its notes; a note that holds for all columns is given once."""
-    titles: dict[str, list[str]] = {}
-    columns_of: dict[str, list[str]] = {}
-    for group in groups:
-        for run in group.runs:
-            names = [str(word) for key in ("name", "title") if (word := run.task.get(key)) and word != group.column_title]
-            if run.task.get("name"):
-                _add(titles, group.column_title, ", ".join(dict.fromkeys(names)) or group.column_title)
-            notes = run.task.get("notes")
-            for note in notes if isinstance(notes, list) else []:
-                if isinstance(note, str):
-                    _add(columns_of, note, group.column_title)
+    titles, columns_of = _distinct(groups, _task), _distinct(groups, _notes, texts_first=True)
     result = [f"{column}: {'; '.join(tasks)}" for column, tasks in titles.items()]
     for note, columns in columns_of.items():
         everywhere = len(titles) > 1 and len(columns) == len(titles)
@@ -106,48 +98,52 @@ def task_notes(groups: Iterable[Group]) -> list[str]:
     return [note if note.endswith((".", "?", "!")) else f"{note}." for note in result]
 
 
-def training_notes(groups: Iterable[Group]) -> list[str]:
+def training_notes(groups: Sequence[Group]) -> list[str]:
     """Return the size of the models of each column and the length of training; rows that differ are listed."""
-    return [f"{column}: {'; or '.join(ways)}." for column, ways in _by_column(groups, _training).items()]
+    return [f"{column}: {'; or '.join(ways)}." for column, ways in _distinct(groups, _training).items()]
 
 
-def baseline_notes(groups: Iterable[Group]) -> list[str]:
+def baseline_notes(groups: Sequence[Group]) -> list[str]:
     """Return the results on each column's task without a model."""
-
-    def shown(run: Run) -> list[str]:
-        percent = run.metric == "accuracy"
-        return [f"{name} {f'{value:.1f} %' if percent else fixed(value)}" for name, value in baselines_of(run).items()]
-
-    return [f"{column}, without a model: {', '.join(baselines)}." for column, baselines in _by_column(groups, shown).items()]
+    return [f"{column}, without a model: {', '.join(found)}." for column, found in _distinct(groups, _baselines).items()]
 
 
-def measurement_notes(groups: Iterable[Group]) -> list[str]:
+def measurement_notes(groups: Sequence[Group]) -> list[str]:
     """Return how each column was measured; rows that differ are listed."""
-    measured = [group for group in groups if group.first.kind == "measurement"]
-    return [f"{column}: {' or '.join(ways)}." for column, ways in _by_column(measured, _measurement).items()]
+    return [f"{column}: {' or '.join(ways)}." for column, ways in _distinct(groups, _measurement).items()]
 
 
 def speed_notes(groups: Sequence[Group]) -> list[str]:
     """Return batches and devices of measurements at several lengths."""
-    sizes = set()
-    for group in groups:
-        batch, length = number(group.first.work.get("batch_size")), number(group.first.work.get("length"))
-        if batch and length:
-            sizes.add((int(length), int(batch)))
-    batches = ", ".join(f"{batch:,} × {length:,}" for length, batch in sorted(sizes))
+    sizes = {(number(group.first.work.get("length")), number(group.first.work.get("batch_size"))) for group in groups}
+    batches = ", ".join(f"{batch:,.0f} × {length:,.0f}" for length, batch in sorted((n, b) for n, b in sizes if n and b))
     devices = " and ".join(sorted({str(device) for group in groups if (device := group.first.environment.get("device"))}))
     parts = [f"batches of {batches} tokens" if batches else "", f"on {devices}" if devices else ""]
     return [f"Best of the repeats; {', '.join(filter(None, parts))}."] if any(parts) else []
 
 
-def missing_rows(groups: Iterable[Group], published: Mapping[str, Any]) -> list[str]:
+def missing_rows(groups: Sequence[Group], published: Mapping[str, Any]) -> list[str]:
     """Return the paper's rows that were not run."""
     rows = {group.row for group in groups}
     missing = [ROW_TITLES.get(row, row) for row in published if row not in rows]
     return [f"Rows of the paper that were not run: {', '.join(missing)}."] if missing else []
 
 
-def _training(run: Run) -> list[str]:
+def _task(group: Group, run: Run) -> list[str]:
+    names = [str(word) for key in ("name", "title") if (word := run.task.get(key)) and word != group.column_title]
+    return [", ".join(dict.fromkeys(names)) or group.column_title] if run.task.get("name") else []
+
+
+def _notes(group: Group, run: Run) -> list[str]:
+    notes = run.task.get("notes")
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+
+
+def _baselines(group: Group, run: Run) -> list[str]:
+    return [f"{name} {show_baseline(run, value)}" for name, value in baselines_of(run).items()]
+
+
+def _training(group: Group, run: Run) -> list[str]:
     config, work = run.config, run.work
     width, layers = number(config.get("hidden_size")), number(config.get("num_hidden_layers"))
     steps, batch, rate = number(run.result.get("steps")), number(work.get("batch_size")), number(work.get("learning_rate"))
@@ -160,7 +156,9 @@ def _training(run: Run) -> list[str]:
     return [", ".join(filter(None, parts))] if any(parts) else []
 
 
-def _measurement(run: Run) -> list[str]:
+def _measurement(group: Group, run: Run) -> list[str]:
+    if run.kind != "measurement":
+        return []
     length, batch, items = (number(run.work.get(name)) for name in ("length", "batch_size", "items"))
     repeats, device = number(run.result.get("repeats")), run.environment.get("device")
     parts = [
@@ -173,17 +171,11 @@ def _measurement(run: Run) -> list[str]:
     return [", ".join(filter(None, parts)) or "no details recorded"]
 
 
-def _by_column(groups: Iterable[Group], texts_of: Any) -> dict[str, list[str]]:
-    """Return the distinct texts of the runs of each column."""
-    found: dict[str, list[str]] = {}
-    for group in groups:
-        for run in group.runs:
-            for text in texts_of(run):
-                _add(found, group.column_title, text)
-    return found
-
-
-def _add(found: dict[str, list[str]], key: str, text: str) -> None:
-    texts = found.setdefault(key, [])
-    if text not in texts:
-        texts.append(text)
+def _distinct(groups: Sequence[Group], texts_of: Callable[[Group, Run], list[str]], *, texts_first: bool = False) -> dict[str, list[str]]:
+    """Return the distinct texts of the runs of each column, or the columns of each text."""
+    pairs = [(group.column_title, text) for group in groups for run in group.runs for text in texts_of(group, run)]
+    found: dict[str, dict[str, None]] = {}
+    for column, text in pairs:
+        key, value = (text, column) if texts_first else (column, text)
+        found.setdefault(key, {})[value] = None
+    return {key: list(values) for key, values in found.items()}

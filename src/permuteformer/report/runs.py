@@ -69,8 +69,7 @@ class Run:
     @property
     def status(self) -> str:
         """``"finished"``, ``"not finished"``, or how it failed."""
-        status = self.result.get("status")
-        return status if isinstance(status, str) and status else UNFINISHED
+        return str(self.result.get("status") or UNFINISHED)
 
     @property
     def metric(self) -> str:
@@ -107,9 +106,7 @@ class Run:
         'finished'
         """
         content = printable_data(content)
-        if not isinstance(content, dict):
-            raise ValueError(f"a record must be a JSON object, got {_brief(content)}")
-        check_format(content)
+        _check_format(content, FORMAT)
         values = {name: _field(content, name, kind) for name, kind in _FIELDS.items()}
         if values["kind"] not in KINDS:
             raise ValueError(f"kind of a record must be {' or '.join(KINDS)}, got {_brief(values['kind'])}")
@@ -126,7 +123,7 @@ class Run:
 
     def with_maps(self, maps: Any) -> Run:
         """Return a copy with attention maps, unless they have another format."""
-        return replace(self, maps=maps if isinstance(maps, dict) and maps.get("format") == FORMAT else None)
+        return replace(self, maps=printable_data(maps) if isinstance(maps, dict) and maps.get("format") == FORMAT else None)
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     """Read a run folder, also of an unfinished run. The name is that of its cell; default: the folder's."""
     content = _read_object(folder / EXPERIMENT)
     try:
-        check_format(content, RUN_FORMAT)
+        _check_format(content, RUN_FORMAT)
         cell, experiment = content.get("cell") or {}, content.get("experiment") or {}
         environment = _read_object(folder / ENVIRONMENT, default={})
         result = _read_object(folder / RESULT, default={"status": UNFINISHED})
@@ -187,27 +184,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         raise ValueError(f"{folder} is not a usable run folder: its cell has no {error}") from None
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{folder} is not a usable run folder: {error}") from None
-    return run.with_maps(printable_data(_read_object(folder / ATTENTION_MAPS, default={})) or None)
-
-
-def read_results(file: Path, skipped: list[str] | None = None) -> list[Run]:
-    """Read a results file. An incomplete last line is skipped with a message."""
-    runs = []
-    for number, content in _read_lines(file, [] if skipped is None else skipped):
-        try:
-            runs.append(Run.from_json(content, path=f"{file}:{number}"))
-        except ValueError as error:
-            raise ValueError(f"{file}, line {number}: {error}") from None
-    return runs
-
-
-def check_format(content: Mapping[str, Any], expected: int = FORMAT) -> None:
-    """Raise ``ValueError`` if the content has another format."""
-    if content.get("format") != expected:
-        version = content.get("version")
-        written = f" (written by version {printable(str(version), 50)})" if version else ""
-        advice = f"this version reads format {expected}: make the report with the version that wrote it"
-        raise ValueError(f"format {_brief(content.get('format'))}{written} is not supported, {advice}")
+    return run.with_maps(_read_object(folder / ATTENTION_MAPS, default={}))
 
 
 def number(value: Any) -> float | None:
@@ -248,13 +225,19 @@ def printable_data(content: Any, depth: int = 0) -> Any:
     return content
 
 
+def _check_format(content: Mapping[str, Any], expected: int) -> None:
+    if content.get("format") != expected:
+        version = content.get("version")
+        written = f" (written by version {printable(str(version), 50)})" if version else ""
+        advice = f"this version reads format {expected}: make the report with the version that wrote it"
+        raise ValueError(f"format {_brief(content.get('format'))}{written} is not supported, {advice}")
+
+
 def _losses(points: Iterable[Any]) -> Losses:
     """Return the finite points, with losses of five significant digits."""
-    kept = []
+    kept: list[tuple[float, float, float | None]] = []
     for point in points:
-        step, loss, seconds = (
-            (number(value) for value in (*point, None, None, None)[:3]) if isinstance(point, (list, tuple)) else [None] * 3
-        )
+        step, loss, seconds, *_ = (*map(number, point if isinstance(point, (list, tuple)) else ()), None, None, None)
         if step is not None and loss is not None:
             kept.append((step, float(f"{loss:.5g}"), None if seconds is None else round(seconds, 1)))
     return tuple(thinned(kept))
@@ -273,34 +256,37 @@ def _field(content: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "…"
+    return printable(repr(value), 80)
 
 
 def _read(given: Path, skipped: list[str]) -> Iterator[Run]:
-    if given.is_file():
-        if given.name in (METRICS, EXPERIMENT):
-            raise ValueError(f"{given} is part of a run folder: give the folder")
-        if given.suffix != ".jsonl" or not _is_results(given):
-            raise ValueError(f"{given} is not a results file, whose lines have format, kind, run and result: {INPUTS}")
-        yield from _with_maps(given, skipped)
-        return
     if _is_run(given):
         yield read_run(given)
-        return
+    elif given.is_dir():
+        yield from _read_all(given, skipped)
+    elif given.name in (METRICS, EXPERIMENT):
+        raise ValueError(f"{given} is part of a run folder: give the folder")
+    elif given.suffix != ".jsonl" or not _is_results(given):
+        raise ValueError(f"{given} is not a results file, whose lines have format, kind, run and result: {INPUTS}")
+    else:
+        yield from _read_results(given, skipped)
+
+
+def _read_all(folder: Path, skipped: list[str]) -> Iterator[Run]:
+    """Yield the runs in a folder; those that cannot be read are skipped with a message."""
     others = 0
-    for path in _walk(given):
+    for path in _walk(folder):
         try:
             if path.is_dir():
-                yield read_run(path, path.relative_to(given).as_posix())
+                yield read_run(path, path.relative_to(folder).as_posix())
             elif _is_results(path):
-                yield from _with_maps(path, skipped)
+                yield from list(_read_results(path, skipped))  # all of them, or none
             else:
                 others += 1
         except ValueError as error:
             skipped.append(f"skipped: {error}")
     if others:
-        skipped.append(f"skipped: {others} .jsonl file{'s' if others > 1 else ''} in {given} without records of runs")
+        skipped.append(f"skipped: {others} .jsonl file{'s' if others > 1 else ''} in {folder} without records of runs")
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -328,17 +314,21 @@ def _is_results(file: Path) -> bool:
     return isinstance(content, dict) and {"format", "kind"} <= set(content)
 
 
-def _with_maps(file: Path, skipped: list[str]) -> Iterator[Run]:
+def _read_results(file: Path, skipped: list[str]) -> Iterator[Run]:
     """Yield the runs of a results file with the attention maps of the file beside it."""
-    maps: dict[Any, Any] = {}
+    maps: dict[str, Any] = {}
     maps_file = file.parent / RESULTS_MAPS
     if maps_file.is_file():
         try:
-            maps = {content.get("run"): content.get("attention_maps") for _, content in _read_lines(maps_file, skipped)}
+            maps = {str(content.get("run")): content.get("attention_maps") for _, content in _read_lines(maps_file, skipped)}
         except ValueError as error:
             skipped.append(f"skipped: {error}")
-    for run in read_results(file, skipped):
-        yield run.with_maps(printable_data(maps[run.name])) if run.name in maps else run
+    for number, content in _read_lines(file, skipped):
+        try:
+            run = Run.from_json(content, path=f"{file}:{number}")
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: {error}") from None
+        yield run.with_maps(maps.get(run.name))
 
 
 def _without_duplicates(found: Sequence[Run], skipped: list[str]) -> list[Run]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from permuteformer.report.cells import OWN, Cell, Group, Quantity, baselines_of, fixed, metric_quantity, times, uncertainty
+from permuteformer.report.cells import OWN, Cell, Group, Quantity, baselines_of, metric_quantity, show_baseline, times, uncertainty
 from permuteformer.report.remarks import is_tie
 from permuteformer.report.runs import Run
 from permuteformer.report.tables import Table, by_column
@@ -56,7 +56,8 @@ def overview(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
 def finding(table: Table) -> str:
     """Return what a table says: the best model, and comparisons with baselines and with the paper."""
     contests = list(_contests(table))
-    return " ".join(part for part in (_best(contests), _against_baselines(contests), _against_paper(table)) if part)
+    agreement = table.agreement.sentence if table.agreement else ""
+    return " ".join(filter(None, (_best(contests), _against_baselines(contests), agreement)))
 
 
 def _contests(table: Table) -> Iterator[Contest]:
@@ -110,7 +111,7 @@ def _against_baselines(contests: Sequence[Contest]) -> str:
         run = next(group.first for group in contest.groups if group.row_title == title)
         mean = cell.mean or 0.0
         certain = not is_tie((mean, uncertainty(cell, run)), (value, None), CERTAIN)
-        words = f"{contest.where.removeprefix('on ')} ({name} {f'{value:.1f} %' if contest.quantity.unit == '%' else fixed(value)})"
+        words = f"{contest.where.removeprefix('on ')} ({name} {show_baseline(run, value)})"
         (better if certain and sign * (mean - value) > 0 else not_better).append(words)
     parts = [f"The best model beats the best predictor without a model on {_listed(better)}."] if better else []
     if not_better:
@@ -120,18 +121,6 @@ def _against_baselines(contests: Sequence[Contest]) -> str:
             else f"No model beats the best predictor without a model, on {_listed(not_better)}: nothing was learned."
         )
     return " ".join(parts)
-
-
-def _against_paper(table: Table) -> str:
-    if table.agreement is None:
-        return ""
-    decided = table.agreement.pairs - table.agreement.ties
-    if not decided:
-        return "No two rows differ by more than noise, so their order says nothing about the paper's."
-    pairs = _count(decided, "pair")
-    order = f"all {pairs} are" if table.agreement.same == decided and decided > 1 else f"{table.agreement.same} of {pairs} "
-    order += "" if order.endswith("are") else "is" if table.agreement.same == 1 else "are"
-    return f"Of the pairs of rows that differ by more than noise, {order} in the paper's order."
 
 
 def _count(number: int, noun: str) -> str:

@@ -26,6 +26,7 @@ from permuteformer.report.cells import (
     cell_of,
     cell_of_values,
     column_order,
+    group_by,
     metric_of,
     metric_quantity,
     paper_number,
@@ -131,10 +132,7 @@ def build_tables(groups: Sequence[Group]) -> list[Table]:
 
 def by_column(groups: Iterable[Group]) -> dict[str, list[Group]]:
     """Return groups by column."""
-    columns: dict[str, list[Group]] = {}
-    for group in groups:
-        columns.setdefault(group.column, []).append(group)
-    return columns
+    return group_by(groups, lambda group: group.column)
 
 
 def capitalized(text: str) -> str:

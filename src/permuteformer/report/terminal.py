@@ -29,7 +29,7 @@ def print_tables(tables: Iterable[Table], console: Console) -> None:
             columns = columns[count:]
         console.print(Text(table.caption, style="dim"))
         if table.agreement is not None:
-            console.print(Text(table.agreement.sentence))
+            console.print(Text(table.agreement.details))
         console.print()
 
 

@@ -30,6 +30,11 @@ def prepared(cache, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.fixture
+def digits():
+    return build_task("digits", {})
+
+
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     """Return ``whole(*words, processes=1)``, the folder of an undisturbed run; each is run once."""

@@ -61,11 +61,6 @@ def text():
 
 
 @pytest.fixture
-def digits():
-    return build_task("digits", {})
-
-
-@pytest.fixture
 def language(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"line {n} of a small text, größer\n" for n in range(200)))
     return build_task("lm", {"path": str(tmp_path / "text.txt"), "length": 40, "context": 20})

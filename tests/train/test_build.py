@@ -8,11 +8,6 @@ from permuteformer.models import PRESETS
 from permuteformer.train.build import build_config, build_model, build_task, model_inputs, model_targets
 
 
-@pytest.fixture
-def digits():
-    return build_task("digits", {})
-
-
 def loss_of(model, batch):
     return model(**model_inputs(batch, model.config), **model_targets(batch)).loss
 

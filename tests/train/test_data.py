@@ -19,11 +19,6 @@ from permuteformer.train.distributed import Distributed, shard_rows
 
 
 @pytest.fixture
-def digits():
-    return build_task("digits", {})
-
-
-@pytest.fixture
 def text():
     return build_task("lm-bytes", {"corpus": "topics", **WINDOWS})
 

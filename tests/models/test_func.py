@@ -69,25 +69,3 @@ def test_a_kernel_requested_by_name_refuses():
     q = k = v = torch.randn(1, 2, 5, 4)
     with pytest.raises(ValueError, match="'native'.*torch.func"):
         func.grad(lambda x: linear_attention(x, k, v, feature_map=relu_eps, backend="native")[0].sum())(q)
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
-def test_second_derivatives_of_a_fused_feed_forward_network(monkeypatch, training):
-    """A Transformer has second derivatives."""
-
-    def penalty():
-        torch.manual_seed(1)
-        ids = torch.randint(3, 30, (2, 40))
-        model = PermuteFormerForSequenceClassification(PermuteFormerConfig.preset("transformer-text", **SIZES)).train(training)
-        torch.manual_seed(2)
-        x = model.model.embed_tokens(ids).detach().requires_grad_()
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            (d,) = torch.autograd.grad(model(inputs_embeds=x).logits.square().sum(), x, create_graph=True)
-        (d.square().sum() * 1e3).backward()
-        return {name: p.grad for name, p in model.named_parameters()}
-
-    ours = penalty()
-    monkeypatch.setattr("permuteformer.models.fused.is_enabled", lambda: False)
-    for name, d in penalty().items():
-        if d is not None and d.abs().max() > 0:
-            torch.testing.assert_close(ours[name], d, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")

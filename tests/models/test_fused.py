@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
-from permuteformer.models import PermuteFormerConfig, PermuteFormerForCausalLM, PermuteFormerForSequenceClassification, fused
+from permuteformer.models import PermuteFormerConfig, PermuteFormerForSequenceClassification, fused
 from permuteformer.ops import fused_block, linear
 from permuteformer.ops.native import load
 
@@ -67,32 +67,6 @@ def test_it_is_the_model(calls, monkeypatch, preset, axes, training, pooling):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_it_is_the_model_in_torch(calls, monkeypatch):
-    model, given = make().eval(), batch()
-    ours = step(model, given)
-    del calls[:]
-    monkeypatch.setattr(linear, "DEFAULT_BACKEND", "torch")
-    theirs = step(model, given)
-    assert not calls
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-def test_activation_checkpointing_does_the_same(calls):
-    model, given = make().train(), batch()
-    expected = step(model, given)
-    model.gradient_checkpointing_enable()
-    for a, b in zip(expected, step(model, given), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_language_model_has_a_fused_feed_forward(calls):
-    model = PermuteFormerForCausalLM(PermuteFormerConfig.preset("permuteformer-lm", **SIZES))
-    ids = torch.randint(3, 50, (2, 40))
-    model(input_ids=ids, labels=ids).loss.backward()
-    assert set(calls) == {"feed_forward"}
-
-
 class Changed(nn.Linear):
     """Another kind of linear map, as LoRA has them."""
 
@@ -144,8 +118,10 @@ def test_changed_modules_run(calls, monkeypatch, change, name, left):
     after = model(**given).logits
     assert calls == [left, "attend", "feed_forward"]
     assert not torch.allclose(after, before)
+    del calls[:]
     monkeypatch.setattr(linear, "DEFAULT_BACKEND", "torch")
     torch.testing.assert_close(after, model(**given).logits, rtol=1e-4, atol=1e-5)
+    assert not calls
 
 
 def test_offloaded_weights():
@@ -204,17 +180,6 @@ def test_hooks_are_called(name):
     assert heard
 
 
-def test_a_hook_on_all_modules_is_called(calls):
-    heard = []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(type(module)))
-    try:
-        make().eval()(**batch())
-    finally:
-        handle.remove()
-    assert nn.Linear in heard
-    assert not calls
-
-
 @pytest.mark.parametrize("fields", [{"hidden_size": 24, "intermediate_size": 40}, {"hidden_act": "silu"}])
 def test_unsupported_modules_run(calls, fields):
     torch.manual_seed(0)
@@ -223,22 +188,39 @@ def test_unsupported_modules_run(calls, fields):
     assert calls == ([] if "hidden_size" in fields else ["attend"] * 2)
 
 
-@pytest.mark.parametrize("attention", ["transformer-text", "reformer-text", "linformer-text", "nystromformer-text"])
-def test_other_attentions_have_a_fused_feed_forward(calls, attention):
-    make(attention).eval()(**batch())
+@pytest.mark.parametrize("preset", ["transformer-text", "reformer-text", "linformer-text", "nystromformer-text", "permuteformer-lm"])
+def test_other_attentions_have_a_fused_feed_forward(calls, preset):
+    make(preset, pooling="mean")(**batch()).loss.backward()
     assert calls == ["feed_forward"] * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_run_modules(calls, dtype):
-    assert make().to(dtype).eval()(**batch()).logits.dtype == dtype
-    assert not calls
-
-
-def test_autocast(calls):
+def test_what_the_kernel_cannot_compute_or_show_runs_on_modules(calls):
+    model, given = make(pooling="mean").eval(), batch()
+    for dtype in (torch.float64, torch.bfloat16):
+        assert copy.deepcopy(model).to(dtype)(**given).logits.dtype == dtype
     with torch.autocast("cpu", torch.bfloat16):
-        make().eval()(**batch())
+        model(**given)
+    assert model(input_ids=torch.zeros(0, 7, dtype=torch.int64)).logits.shape == (0, 3)
+    with FlopCounterMode(display=False) as counter:
+        model(**given)
+    weights = sum(p.numel() for name, p in model.model.layers[0].named_parameters() if p.dim() == 2)
+    assert counter.get_total_flops() > 2 * weights * given["input_ids"].numel()
+    heard = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(type(module)))
+    model(**given)
+    handle.remove()
+    assert nn.Linear in heard
     assert not calls
+
+
+def test_positions_are_checked():
+    model, given = make("permuteformer-image").eval(), batch(2)
+    given["position_ids"][0, 0] = 10**15
+    with pytest.warns(UserWarning, match="period"):
+        model(**given)
+    given["position_ids"] = given["position_ids"][:, :-1]
+    with pytest.raises(ValueError, match="positions"):
+        model(**given)
 
 
 def test_functional_call(calls):
@@ -248,31 +230,6 @@ def test_functional_call(calls):
     assert not torch.allclose(torch.func.functional_call(model, other, (), given).logits, expected)
     assert torch.equal(model(**given).logits, expected)
     assert len(calls) == 8
-
-
-def test_training_many_weights_runs_modules(calls, monkeypatch):
-    model, given = make(), batch()
-    monkeypatch.setattr(fused, "MANY_WEIGHTS", 1000)
-    model(**given).loss.backward()
-    assert not calls
-    with torch.no_grad():
-        model(**given)
-    assert len(calls) == 4
-
-
-def test_few_tokens_of_many_weights_run_modules(calls, monkeypatch):
-    monkeypatch.setattr(fused, "FEW_WEIGHTS", 1000)
-    model = make(pooling="mean").eval()
-    for length, times in ((4, 0), (fused.MIN_TOKENS, 4)):
-        del calls[:]
-        model(input_ids=torch.randint(3, 50, (1, length)))
-        assert len(calls) == times
-
-
-def test_an_empty_batch(calls):
-    model = make(pooling="mean").eval()
-    assert model(input_ids=torch.zeros(0, 7, dtype=torch.int64)).logits.shape == (0, 3)
-    assert not calls
 
 
 def test_a_copy_has_its_own_modules(calls):
@@ -288,29 +245,3 @@ def test_a_copy_has_its_own_modules(calls):
     model.model.layers[0].expand.register_forward_hook(lambda *_: None)
     other(**given)
     assert len(calls) == 4
-
-
-def test_arguments_are_checked(calls):
-    model = make("permuteformer-image").eval()
-    given = batch(2)
-    given["position_ids"] = given["position_ids"][:, :-1]
-    with pytest.raises(ValueError, match="positions"):
-        model(**given)
-
-
-def test_a_distance_beyond_the_period_warns(calls):
-    model = make("permuteformer-image").eval()
-    given = batch(2)
-    given["position_ids"][0, 0] = 10**15
-    with pytest.warns(UserWarning, match="period"):
-        model(**given)
-    assert calls
-
-
-def test_flops_are_counted_on_modules(calls):
-    model, given = make().eval(), batch()
-    with FlopCounterMode(display=False) as counter:
-        model(**given)
-    assert not calls
-    linear = sum(p.numel() for name, p in model.model.layers[0].named_parameters() if p.dim() == 2)
-    assert counter.get_total_flops() > 2 * linear * given["input_ids"].numel()

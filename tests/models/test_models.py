@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import checks
 import pytest
 import torch
 from commands import run
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import save, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BertConfig
 
 from permuteformer import (
@@ -64,13 +65,6 @@ def ids_of(batch=2, length=21):
     return torch.randint(3, 100, (batch, length))
 
 
-def test_there_is_a_preset_for_every_row_of_the_paper():
-    rows = {name.rsplit("-", 1)[0] for name in ENCODERS}
-    assert len(rows) == 12  # and permuteformer-decay
-    assert len(ENCODERS) == 48
-    assert len(LANGUAGE_MODELS) == 5
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_saved_and_loaded_it_is_the_same(name, tmp_path):
     """In float32 and bfloat16, with permutations of another seed than the default: bit for bit."""
@@ -88,70 +82,23 @@ def test_saved_and_loaded_it_is_the_same(name, tmp_path):
     assert torch.equal(call(half, ids), call(copy.deepcopy(model).bfloat16(), ids))
 
 
-def test_loaded_in_a_fresh_process_it_is_the_same(tmp_path):
-    model = model_of("permuteformer-lm", position=[{"name": "permute", "seed": 5}, {"name": "decay", "r": 0.7}])
-    ids = ids_of()
-    model.save_pretrained(tmp_path)
-    save_file({"ids": ids, "logits": model(ids).logits.detach()}, tmp_path / "expected.safetensors")
-    program = f"""
-import torch
-from safetensors.torch import load_file
-from permuteformer import PermuteFormerForCausalLM
-expected = load_file({str(tmp_path / "expected.safetensors")!r})
-torch.set_num_threads(1)
-model = PermuteFormerForCausalLM.from_pretrained({str(tmp_path)!r})
-assert torch.equal(model(expected["ids"]).logits, expected["logits"])
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-
-
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-class TestGeneration:
-    def prompts(self):
-        ids = ids_of(3, 9)
-        mask = torch.ones_like(ids)
-        mask[0, :4], mask[1, :1] = 0, 0
-        return ids, mask
+def test_generation(name):
+    """With the state it is as without, in chunks as in one call, and of a padded prompt as of the prompt alone."""
+    model, ids = model_of(name), ids_of(3, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :4], mask[1, :1] = 0, 0
 
-    @pytest.mark.parametrize(
-        "how", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}, {"do_sample": True}], ids=["greedy", "beam", "sample"]
-    )
-    def test_with_state_is_without(self, name, how):
-        model = model_of(name)
-        ids, mask = self.prompts()
-        found = []
-        for use_cache in (True, False):
-            torch.manual_seed(1)
-            found.append(model.generate(ids, attention_mask=mask, max_new_tokens=12, use_cache=use_cache, eos_token_id=None, **how))
-        assert torch.equal(*found)
+    def generate(ids, **options):
+        torch.manual_seed(1)
+        return model.generate(ids, **{"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, **options})
 
-    def test_a_padded_prompt_is_the_prompt_alone(self, name):
-        model = model_of(name)
-        ids, mask = self.prompts()
-        together = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None)
-        for row in range(3):
-            real = ids[row : row + 1, mask[row].bool()]
-            alone = model.generate(real, max_new_tokens=12, do_sample=False, eos_token_id=None)
-            assert torch.equal(together[row, -12:], alone[0, -12:])
-
-    def test_piece_by_piece_and_through_a_file(self, name, tmp_path):
-        model = model_of(name).double()
-        ids = ids_of(2, 30)
-        expected = model(ids).logits
-        cache, parts = None, []
-        for start in range(0, 30, 7):
-            out = model(ids[:, start : start + 7], past_key_values=cache, use_cache=True)
-            parts.append(out.logits)
-            save_file(out.past_key_values.state_dict(), tmp_path / "state.safetensors")
-            cache = PermuteFormerCache.from_state_dict(load_file(tmp_path / "state.safetensors"))
-        checks.assert_close(torch.cat(parts, dim=1), expected)
-        assert cache.get_seq_length() == 30
-
-    def test_chunked_prefill_is_prefill(self, name):
-        model = model_of(name)
-        ids, mask = self.prompts()
-        arguments = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-        assert torch.equal(model.generate(ids, prefill_chunk_size=4, **arguments), model.generate(ids, **arguments))
+    for how in ({}, {"num_beams": 3}, {"do_sample": True}):
+        assert torch.equal(*(generate(ids, attention_mask=mask, use_cache=use_cache, **how) for use_cache in (True, False)))
+    together = generate(ids, attention_mask=mask)
+    assert torch.equal(generate(ids, attention_mask=mask, prefill_chunk_size=4), together)
+    for row in range(3):
+        assert torch.equal(together[row, -12:], generate(ids[row : row + 1, mask[row].bool()])[0, -12:])
 
 
 def test_the_state_does_not_grow():
@@ -163,7 +110,7 @@ def test_the_state_does_not_grow():
     assert many.get_seq_length() == 100_000
 
 
-@pytest.mark.parametrize("name", [*ENCODERS, *LANGUAGE_MODELS])
+@pytest.mark.parametrize("name", ENCODERS)
 def test_a_row_does_not_depend_on_its_batch(name):
     model = model_of(name).double()
     ids = ids_of(3, 21)
@@ -171,9 +118,7 @@ def test_a_row_does_not_depend_on_its_batch(name):
     mask[0, 9:], mask[1, 17:] = 0, 0
     together = call(model, ids, attention_mask=mask)
     for row, real in enumerate(mask.sum(1).tolist()):
-        alone = call(model, ids[row : row + 1, :real])
-        actual = together[row : row + 1] if together.dim() == 2 else together[row : row + 1, :real]
-        checks.assert_close(actual, alone)
+        checks.assert_close(together[row : row + 1], call(model, ids[row : row + 1, :real]))
 
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
@@ -197,15 +142,17 @@ def test_padding_anywhere_and_in_any_piece_changes_nothing(name):
     ids = ids_of(3, 16)
     mask = torch.ones(3, 16, dtype=torch.int64)
     mask[0, :9], mask[1, 5:8], mask[2, 13:] = 0, 0, 0
-    whole = model(ids, attention_mask=mask).logits
-    for size in (4, 5):
+    for given, size in itertools.product((None, mask), (4, 5)):
+        whole = model(ids, attention_mask=given).logits
         cache, parts = None, []
         for start in range(0, 16, size):
             piece = slice(start, start + size)
-            out = model(ids[:, piece], attention_mask=mask[:, piece], past_key_values=cache, use_cache=True)
+            out = model(ids[:, piece], attention_mask=None if given is None else given[:, piece], past_key_values=cache, use_cache=True)
             cache = PermuteFormerCache.from_state_dict(out.past_key_values.state_dict())
             parts.append(out.logits)
-        checks.assert_close(torch.cat(parts, dim=1)[mask.bool()], whole[mask.bool()])
+        real = torch.ones_like(mask).bool() if given is None else mask.bool()
+        checks.assert_close(torch.cat(parts, dim=1)[real], whole[real])
+        assert cache.get_seq_length() == 16
     for row in range(3):
         real = mask[row].bool()
         checks.assert_close(whole[row, real], model(ids[row : row + 1, real]).logits[0])
@@ -241,17 +188,14 @@ def test_a_file_that_is_no_state_is_refused(tmp_path):
 def test_gradient_checkpointing_gives_the_same_gradients(name):
     found = []
     for checkpointing in (False, True):
-        model = model_of(name).train()
+        model = model_of(name, hidden_dropout=0.1).train()
         if checkpointing:
             model.gradient_checkpointing_enable()
-        ids = ids_of()
+        ids = torch.arange(3, 24).repeat(2, 1)
         torch.manual_seed(2)
-        labels = ids if model.config.causal else torch.tensor([0, 1])
-        loss = model(torch.arange(3, 24).repeat(2, 1), labels=torch.arange(3, 24).repeat(2, 1) if model.config.causal else labels).loss
-        loss.backward()
-        found.append({n: p.grad for n, p in model.named_parameters()})
-    for n, gradient in found[0].items():
-        torch.testing.assert_close(found[1][n], gradient)
+        model(ids, labels=ids if model.config.causal else torch.tensor([0, 1])).loss.backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("name", ["permuteformer-text", "permuteformer-lm"])
@@ -310,26 +254,6 @@ def test_other_problems(problem, labels, loss):
         torch.testing.assert_close(out.loss, loss(out.logits, labels))
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_pooling(pooling):
-    model = PermuteFormerForSequenceClassification(small("permuteformer-text", pooling=pooling)).eval()
-    ids = ids_of()
-    mask = torch.ones_like(ids)
-    mask[:, 15:] = 0
-    hidden = model.model(ids, attention_mask=mask).last_hidden_state
-    expected = torch.tanh(model.pooler.dense(hidden[:, 0])) if pooling == "cls" else hidden[:, :15].mean(1)
-    torch.testing.assert_close(model(ids, attention_mask=mask).logits, model.classifier(expected))
-
-
-def test_left_padding_does_not_change_a_label():
-    for pooling in ("cls", "mean"):
-        model = model_of("permuteformer-text", pooling=pooling).double()
-        ids = ids_of()
-        mask = torch.ones_like(ids)
-        mask[:, :6] = 0
-        checks.assert_close(model(ids, attention_mask=mask).logits, model(ids[:, 6:]).logits)
-
-
 def test_a_preset_is_not_changed_by_what_is_done_to_its_configuration():
     config = small("permuteformer-lm")
     config.position[0]["seed"] = 7
@@ -381,26 +305,13 @@ def test_every_head_has_the_standard_outputs(kind):
     assert torch.equal(model(ids, token_type_ids=torch.zeros_like(ids)).logits, out.logits)
     with pytest.raises(TypeError, match=r"unknown argument of the model: 'atention_mask'.*did you mean 'attention_mask'"):
         model(ids, atention_mask=ids)
-    with pytest.raises(ValueError, match="token_type_ids other than 0"):
+    with pytest.raises(ValueError, match="token_type_ids"):
         model(ids, token_type_ids=torch.ones_like(ids))
-
-
-def test_standard_outputs_and_arguments():
-    model = PermuteFormerModel(small("permuteformer-text")).eval()
-    ids = ids_of()
-    out = model(ids, output_hidden_states=True)
-    assert len(out.hidden_states) == 3
-    assert torch.equal(out.hidden_states[-1], out.last_hidden_state)
-    as_tuple = model(ids, return_dict=False)
-    assert isinstance(as_tuple, tuple)
-    embedded = model(inputs_embeds=model.get_input_embeddings()(ids)).last_hidden_state
-    assert torch.equal(embedded, out.last_hidden_state)
     model.resize_token_embeddings(120)
-    assert model(torch.full((1, 3), 119)).last_hidden_state.shape == (1, 3, 32)
-    lm = model_of("permuteformer-lm")
-    lm.resize_token_embeddings(120)
-    assert lm(ids).logits.shape[-1] == 120
-    assert lm.lm_head.weight is lm.model.embed_tokens.weight
+    logits = model(torch.full((1, 3), 119)).logits
+    if hasattr(model, "lm_head"):
+        assert logits.shape[-1] == 120
+        assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_dropout_is_for_training():
@@ -424,17 +335,6 @@ def test_initialisation_follows_the_papers():
         assert 0.98 * bound < layer.weight.abs().max() <= bound
         assert not layer.bias.any()
     assert abs(fairseq.embed_tokens.weight[1:].std().item() / 512**-0.5 - 1) < 0.05
-
-
-def test_positions_may_be_drawn_for_each_layer():
-    def permutations(**overrides):
-        return [
-            block.attention.attention.encodings[0].permutation
-            for block in PermuteFormerModel(small("permuteformer-text", **overrides)).layers
-        ]
-
-    assert torch.equal(*permutations())
-    assert not torch.equal(*permutations(positions_per_layer=True))
 
 
 def test_pairs_of_images_are_matched():
@@ -606,19 +506,12 @@ def test_presets_are_summed_up():
     assert abs(summary.flops_per_token / expected - 1) < 0.02
     lm = summarize(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=1000), 512)
     assert lm.state_bytes == summarize(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=1000), 64).state_bytes
-    assert (
-        lm.reach
-        == PermuteFormerModel(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=9))
-        .layers[0]
-        .attention.attention.encodings[0]
-        .period
-    )
+    assert lm.reach == Permute(8, 64).period
 
 
 def test_the_command_line_lists_presets():
     shown = run("models", "retrieval")
     assert "permuteformer-retrieval" in shown
-    assert "FLOP" in shown
     assert "permuteformer-text" not in shown
     assert "'nothing-like-it'" in run("models", "nothing-like-it", code=1)
 
@@ -653,8 +546,8 @@ def test_every_class_is_saved_and_loaded_with_all_its_weights(kind, tmp_path):
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
-def test_a_state_goes_on_in_another_process(tmp_path):
-    model = model_of("permuteformer-lm")
+def test_model_and_state_continue_in_another_process(tmp_path):
+    model = model_of("permuteformer-lm", position=[{"name": "permute", "seed": 5}, {"name": "decay", "r": 0.7}])
     ids = ids_of(2, 20)
     with torch.no_grad():
         expected = model(ids).logits[:, 12:]
@@ -673,8 +566,7 @@ rest = load_file({str(tmp_path / "rest.safetensors")!r})
 cache = PermuteFormerCache.load({str(tmp_path / "state.safetensors")!r})
 torch.testing.assert_close(model(rest["ids"], past_key_values=cache).logits, rest["expected"])
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_positions_alike_for_all_rows_go_on():
@@ -710,6 +602,20 @@ def test_rows_of_a_cache_are_selected_with_every_field(name):
         torch.testing.assert_close(model(more, past_key_values=cache).logits, model(more, past_key_values=alone).logits)
 
 
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
+def test_pooling(pooling):
+    model = model_of("permuteformer-lm" if pooling == "last" else "permuteformer-text", pooling=pooling)
+    model = PermuteFormerForSequenceClassification(model.config).eval()
+    ids = ids_of()
+    mask = torch.ones_like(ids)
+    mask[0, :6] = mask[1, 15:] = 0
+    rows = [row[real.bool()] for row, real in zip(model.model(ids, attention_mask=mask).last_hidden_state, mask, strict=True)]
+    pooled = {"cls": lambda x: torch.tanh(model.pooler.dense(x[0])), "mean": lambda x: x.mean(0), "last": lambda x: x[-1]}[pooling]
+    logits = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(logits, model.classifier(torch.stack(list(map(pooled, rows)))))
+    torch.testing.assert_close(logits[:1], model(ids[:1, 6:]).logits)
+
+
 @pytest.mark.parametrize("task", ["text", "image"])
 def test_classifiers_mark_their_cls_token(task):
     """With a two-sided decay, CLS is a global token where it is pooled, wherever padding is; other heads mark none."""
@@ -728,9 +634,7 @@ def test_classifiers_mark_their_cls_token(task):
     plain = model.model(ids, **given).last_hidden_state
     assert (plain[marked] - hidden).abs().max() > 1e-4
     mean = PermuteFormerForSequenceClassification(small(f"permuteformer-decay-{task}", pooling="mean")).eval()
-    mean.model.load_state_dict(model.model.state_dict())
-    pooled = torch.stack([row[real.bool()].mean(0) for row, real in zip(plain, mask, strict=True)])
-    torch.testing.assert_close(mean(ids, **given).logits, mean.classifier(pooled))
+    assert not mean.pooler.arguments(ids, mask)
 
 
 def test_an_old_cache_file_is_read(tmp_path):

@@ -3,14 +3,13 @@
 import random
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from permuteformer import PermuteFormerConfig, PermuteFormerForCausalLM
+from permuteformer import PermuteFormerConfig
 from permuteformer.models.tokenizer import ByteTokenizer, encode_lines, word_tokenizer
 
 TEXTS = [
@@ -18,8 +17,6 @@ TEXTS = [
     *("\x00\x7f\x80\xff\u2028", "[CLS] [PAD][SEP] <unk></s>", "\U0010ffff"),
 ]
 LINES = [" = Title = ", "", "the cat saw the dog", "the bird <unk> a cat"]
-VALID = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2" / "valid.txt"  # beside the checkout, never in it
-wikitext = pytest.mark.skipif(not VALID.exists(), reason=f"{VALID} is not on this machine")
 
 
 def bytes_of(text):
@@ -29,9 +26,8 @@ def bytes_of(text):
 # Bytes
 
 
-@pytest.mark.parametrize("text", [*TEXTS, pytest.param(VALID, marks=wikitext)])
+@pytest.mark.parametrize("text", TEXTS)
 def test_a_text_is_its_bytes_and_is_decoded_again(text):
-    text = text.read_text(encoding="utf-8") if isinstance(text, Path) else text
     tokenizer = ByteTokenizer()
     assert tokenizer(text)["input_ids"] == tokenizer.encode(text) == [1, *bytes_of(text), 2]
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == bytes_of(text)
@@ -95,11 +91,8 @@ def test_saved_and_loaded_it_is_the_same(tmp_path):
 
 
 def test_auto_tokenizer_finds_it_in_a_models_folder_from_a_new_process(tmp_path):
-    config = PermuteFormerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, causal=True)
-    PermuteFormerForCausalLM(config).save_pretrained(tmp_path)
+    PermuteFormerConfig().save_pretrained(tmp_path)
     ByteTokenizer().save_pretrained(tmp_path)
-    assert type(ByteTokenizer.from_pretrained(tmp_path)) is ByteTokenizer
-    assert PermuteFormerForCausalLM.from_pretrained(tmp_path).config.vocab_size == 259
     code = (
         "import sys, permuteformer.models.tokenizer; from transformers import AutoTokenizer; "
         "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1]); "
@@ -164,6 +157,7 @@ def test_lines_end_with_the_end_token():
     assert tokenizer("the unseen", add_special_tokens=False)["input_ids"] == [3, 1]
     assert tokenizer("the<unk> </s> </s>cat", add_special_tokens=False)["input_ids"] == [1, 2, 1]  # three words
     ids = encode_lines(tokenizer, LINES)
+    assert len(ids) == sum(len(line.split()) + 1 for line in LINES)
     assert ids.dtype == torch.int64
     assert ids.tolist() == [n for line in tokenizer(LINES)["input_ids"] for n in line]
     assert encode_lines(tokenizer, []).tolist() == []
@@ -229,17 +223,3 @@ def test_bad_sources_are_refused(source, options, error, message):
     if not options and error is TypeError:
         with pytest.raises(error, match=message):
             encode_lines(word_tokenizer(LINES), source)
-
-
-@wikitext
-def test_wikitext_has_the_published_counts():
-    lines = VALID.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    tokenizer = word_tokenizer(VALID)
-    ids = encode_lines(tokenizer, VALID)
-    assert len(ids) == sum(len(line.split()) + 1 for line in lines) == 217_646
-    assert int((ids == tokenizer.eos_token_id).sum()) == len(lines) == 3760
-    counts = Counter(word for line in lines for word in line.split())
-    assert int((ids == tokenizer.unk_token_id).sum()) == counts.pop("<unk>")
-    assert len(tokenizer) == -(-(len(counts) + 3) // 8) * 8
-    assert torch.bincount(ids)[3:].tolist() == sorted(counts.values(), reverse=True)
-    assert tokenizer.decode(ids.tolist()) == " ".join(" ".join([*line.split(), "</s>"]) for line in lines)

@@ -136,24 +136,6 @@ def test_reports(tmp_path):
     assert len(shown_by("report", tmp_path, code=1)) < 1000
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["resume", "a", f"b{BAD}"], 2),
-        (["resume", "--x\x1b[31m[/]"], 2),
-        (["\x1b[31m"], 2),
-        (["models", "--length", "\x1b[31m"], 2),
-        (["bench", "\u202e"], 1),
-        (["predict", BAD, "a"], 1),
-        (["resume", "\x9b[/]"], 1),
-        (["inspect", "\u202e[/]"], 1),
-        (["models", "\x1b[/]"], 1),
-    ],
-)
-def test_words_of_the_command_line(words, code):
-    assert shown_by(*words, code=code)
-
-
 def test_a_terminal(tmp_path):
     """Bars and colors are for terminals only, so this one is a terminal."""
     title = "\x1b]0;owned\x07"

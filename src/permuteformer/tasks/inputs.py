@@ -253,24 +253,18 @@ class Text(Classification):
     def _pad(self, values: Sequence[bytes]) -> tuple[Tensor, Tensor]:
         import torch
 
-        tokenizer, texts = self.tokenizer, [self._ids(value) for value in values]
-        first = int(tokenizer.start_id is not None)
-        lengths = np.array([len(ids) + self.special_tokens for ids in texts])
+        tokenizer = self.tokenizer
+        start, end = (np.array([] if id is None else [id], dtype=np.int64) for id in (tokenizer.start_id, tokenizer.end_id))
+        texts = [np.concatenate([start, tokenizer.ids(self._tokens(value)), end]) for value in values]
+        lengths = np.array([len(ids) for ids in texts])
         input_ids = np.full((len(texts), lengths.max()), tokenizer.pad_id or 0, dtype=np.int64)
         for row, ids in zip(input_ids, texts, strict=True):
-            row[first : first + len(ids)] = ids
-        if tokenizer.start_id is not None:
-            input_ids[:, 0] = tokenizer.start_id
-        if tokenizer.end_id is not None:
-            input_ids[np.arange(len(texts)), lengths - 1] = tokenizer.end_id
+            row[: len(ids)] = ids
         return torch.from_numpy(input_ids), torch.from_numpy(np.arange(input_ids.shape[1]) < lengths[:, None])
 
     def _tokens(self, value: bytes, cut: bool = True) -> np.ndarray:
         tokens = np.frombuffer(value, dtype=self.tokenizer.stored)
         return tokens[: self.max_length - self.special_tokens] if cut else tokens
-
-    def _ids(self, value: bytes) -> np.ndarray:
-        return self.tokenizer.ids(self._tokens(value))
 
     def texts(self, item: Row) -> list[str]:
         return [self.tokenizer.decode(self._tokens(item[name], cut=False)) for name in self.stored]

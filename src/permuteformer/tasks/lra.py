@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from permuteformer.tasks.base import Task
 from permuteformer.tokens import TEXT_LENGTH, Alphabet
@@ -19,20 +18,22 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 class LraTask(Task):
     """A task of Long-Range Arena."""
 
-    validations: ClassVar[tuple[str, ...]] = ("given", "test")
-
     protocol: str = "paper"
     """Token ids: those of the paper's authors ("paper"), or of Long-Range Arena ("lra")."""
-    validate_on: str = "given"
-    """Validation split: "given", or "test" as the paper's authors did."""
+    validate_on: str | None = None
+    """Validation split: "test" as the paper's authors did; default: the "given" one, else a tenth of "train"."""
 
     def __post_init__(self) -> None:
         check_choice("protocol", self.protocol, ("paper", "lra"))
-        check_choice("validate_on", self.validate_on, self.validations)
+        check_choice("validate_on", self.validation_split, (self._usual_validation, "test"))
+
+    @property
+    def _usual_validation(self) -> str:
+        return "given" if "validation" in self.official_items else "train"
 
     @property
     def validation_split(self) -> str:
-        return self.validate_on
+        return self.validate_on or self._usual_validation
 
     def alphabet(self, count: int = 256, pixels: bool = False) -> Alphabet:
         """Return the ids of ``count`` values."""

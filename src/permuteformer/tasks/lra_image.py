@@ -44,10 +44,6 @@ class LraImage(LraTask):
         "cifar10/*.tar[.gz, .xz] of such a folder",
     )
     advice = "download it: permuteformer data fetch lra-image"
-    validations = ("train", "test")
-
-    validate_on: str = "train"
-    """Validation split: a tenth of "train", or "test" as the paper's authors did."""
 
     @property
     def input(self) -> Image:

@@ -12,7 +12,7 @@ import numpy as np
 from permuteformer.storage import data_folder
 from permuteformer.tasks.base import TASKS, Recipe, Source
 from permuteformer.tasks.generators.base import Generated, GenerateOptions
-from permuteformer.tasks.generators.listops import OFFICIAL_COUNTS, first_token_answer, generate_listops
+from permuteformer.tasks.generators.listops import FILES, OFFICIAL_COUNTS, first_token_answer, generate_listops
 from permuteformer.tasks.inputs import Text
 from permuteformer.tasks.lra import LraTask
 from permuteformer.tasks.readers.errors import BadItem, Errors
@@ -22,9 +22,6 @@ from permuteformer.tasks.tokenization import SymbolTokens
 
 SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 LABELS = tuple("0123456789")
-FILE_SPLITS = {"train": "train", "val": "validation", "test": "test"}
-"""Splits by their names in the files."""
-
 FOLDERS = ("listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000", "listops")
 
 
@@ -35,9 +32,6 @@ class LraListops(LraTask):
 
     The paper leaves it out: answering 0 if the first token is MIN, 9 if it is MAX and 4 otherwise beats the models it compares with. That
     answer is one of the task's ``baselines``.
-
-    >>> LraListops().input.vocab_size, LraListops().input.labels[:3]
-    (18, ('0', '1', '2'))
     """
 
     title = "nested MIN, MAX, MED, SM"
@@ -56,7 +50,7 @@ class LraListops(LraTask):
 
     def sources(self, folder: Path) -> Iterator[Source]:
         for place in FOLDERS:
-            files = {split: folder / place / f"basic_{name}.tsv" for name, split in FILE_SPLITS.items()}
+            files = {split: folder / place / name for split, name in FILES.items()}
             if all(path.is_file() for path in files.values()):
                 yield Source(f"{place}/basic_*.tsv", tuple(files.values()), partial(self._read, files))
 

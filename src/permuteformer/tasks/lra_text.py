@@ -40,10 +40,6 @@ class LraText(LraTextTask):
         'imdb/{train,test}.jsonl[.gz], one object per line: {"text": …, "label": 0 or 1}',
     )
     advice = "download it: permuteformer data fetch lra-text"
-    validations = ("train", "test")
-
-    validate_on: str = "train"
-    """Validation split: a tenth of "train", or "test" as the paper's authors did."""
 
     @property
     def input(self) -> Text:

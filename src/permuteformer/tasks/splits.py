@@ -39,8 +39,8 @@ class Splitter:
         size = lcm(*(share.denominator for share in exact.values()))
         self.seed = seed
         self._block = [split for split, share in exact.items() for _ in range(int(share * size))]
-        self._counts: dict[Hashable, int] = {}
-        self._orders: dict[Hashable, tuple[np.random.Generator, np.ndarray]] = {}
+        self._generators: dict[Hashable, np.random.Generator] = {}
+        self._waiting: dict[Hashable, list[str]] = {}
         self._seen: dict[int, str] = {}
 
     def split_of(self, label: Hashable, row: Mapping[str, Any]) -> str:
@@ -52,16 +52,15 @@ class Splitter:
         return split
 
     def _next(self, label: Hashable) -> str:
-        n = self._counts.get(label, 0)
-        self._counts[label] = n + 1
-        if n % len(self._block) == 0:
-            rng = self._orders[label][0] if n else np.random.default_rng([self.seed, len(self._orders)])
-            order = rng.permutation(len(self._block))
-            if not n:  # the first item of a label goes to the first split
-                first = int(np.argmin(order))
+        if not self._waiting.get(label):
+            is_new = label not in self._generators
+            rng = self._generators.setdefault(label, np.random.default_rng([self.seed, len(self._generators)]))
+            order = rng.permutation(len(self._block)).tolist()
+            if is_new:  # the first item of a label goes to the first split
+                first = order.index(0)
                 order[0], order[first] = order[first], order[0]
-            self._orders[label] = (rng, order)
-        return self._block[int(self._orders[label][1][n % len(self._block)])]
+            self._waiting[label] = [self._block[n] for n in reversed(order)]
+        return self._waiting[label].pop()
 
 
 def assign_splits(

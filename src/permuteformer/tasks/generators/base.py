@@ -1,14 +1,19 @@
-"""What to generate, and the result of a generator."""
+"""Options and results of generators, and a parallel map."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from permuteformer.registry import unknown
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +36,10 @@ class GenerateOptions:
     """Receives the number of items that were just written."""
 
     def __post_init__(self) -> None:
-        check_integer(0, seed=self.seed)
-        check_integer(1, processes=1 if self.processes is None else self.processes, **self.counts)
+        for name, value in {**self.counts, "processes": 1 if self.processes is None else self.processes, "seed": self.seed}.items():
+            least = 0 if name == "seed" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r:.100}")
 
     def sizes(self, official: Mapping[str, int]) -> dict[str, int]:
         """Return the number of items of every split: ``counts``, and the ``official`` numbers of splits that it does not name."""
@@ -54,13 +61,27 @@ class Generated:
     statistics: dict[str, Any]
 
 
-def check_integer(least: int, **arguments: Any) -> None:
-    """Raise unless every argument is an integer of at least ``least``.
+def parallel_map(function: Callable[[int], T], numbers: Iterable[int], processes: int) -> Generator[T, None, None]:
+    """Yield ``function(number)`` of every number, in order, computed by ``processes`` processes.
 
-    >>> check_integer(0, seed=-1)
-    Traceback (most recent call last):
-    ValueError: seed must be an integer of at least 0, got -1
+    The function must take its randomness from the number, so that results do not depend on ``processes``. It is pickled: pass a function
+    of a module, or a ``functools.partial`` of one.
+
+    >>> list(parallel_map(abs, range(3), processes=1))
+    [0, 1, 2]
     """
-    for name, value in arguments.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r:.100}")
+    if processes == 1:
+        yield from map(function, numbers)
+        return
+    # Spawn, not fork: a forked child of a process with threads, such as torch's, can hang.
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        waiting: deque[Future[T]] = deque()
+        for number in numbers:
+            waiting.append(pool.submit(function, number))
+            if len(waiting) > 2 * processes:  # no further ahead: results wait in memory
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

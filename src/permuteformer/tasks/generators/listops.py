@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from permuteformer.storage import new_folder
-from permuteformer.tasks.generators.base import Generated, GenerateOptions
-from permuteformer.tasks.generators.parallel import parallel_map
+from permuteformer.tasks.generators.base import Generated, GenerateOptions, parallel_map
 
 OFFICIAL_COUNTS = {"train": 96_000, "validation": 2_000, "test": 2_000}
 FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}

@@ -19,8 +19,7 @@ from PIL import Image
 
 from permuteformer.registry import unknown
 from permuteformer.storage import new_folder
-from permuteformer.tasks.generators.base import Generated, GenerateOptions
-from permuteformer.tasks.generators.parallel import parallel_map
+from permuteformer.tasks.generators.base import Generated, GenerateOptions, parallel_map
 from permuteformer.tasks.generators.snakes import DEGREES, Array, Paddles, Snake, Snakes, disc, paddle_tables
 
 OFFICIAL_COUNTS = {"train": 160_000, "validation": 20_000, "test": 20_000}

@@ -36,23 +36,18 @@ _FREE = 76
 """A pixel is free up to an occupancy of 0.3."""
 
 
-@dataclass(frozen=True, eq=False)
 class Sprites:
-    """Small images (n), stored as lists of their lit pixels. Shorter lists repeat their first pixel."""
+    """Small images (n p p), stored as lists of their lit pixels, to be drawn in images of ``side`` pixels.
 
-    offsets: Array
-    """n a: pixels, relative to the centre of the sprite."""
-    values: Array
-    """n a, uint8."""
+    Shorter lists repeat their first pixel. ``offsets`` (n a) are pixels relative to the centre, ``values`` (n a, uint8) their brightness.
+    """
 
-    @classmethod
-    def from_images(cls, images: Array, side: int) -> Sprites:
-        """Return the sprites of ``images`` (n p p), to be drawn in images of ``side`` pixels."""
+    def __init__(self, images: Array, side: int) -> None:
         lit = [np.argwhere(image) for image in images]
         longest = max(map(len, lit))
         lit = [np.concatenate([pixels, np.repeat(pixels[:1], longest - len(pixels), axis=0)]) for pixels in lit]
-        values = np.stack([image[tuple(pixels.T)] for image, pixels in zip(images, lit, strict=True)])
-        return cls((np.stack(lit) - images.shape[1] // 2) @ [side, 1], values)
+        self.values = np.stack([image[tuple(pixels.T)] for image, pixels in zip(images, lit, strict=True)])
+        self.offsets = (np.stack(lit) - images.shape[1] // 2) @ [side, 1]
 
     def draw(self, flat: Array, pixels: Array, sprites: Array) -> None:
         """Draw sprites (m) that do not overlap around ``pixels`` (m) of a flattened image. The brighter value wins."""
@@ -60,48 +55,57 @@ class Sprites:
         flat[where] = np.maximum(flat.take(where), self.values[sprites])
 
 
-@dataclass(frozen=True, eq=False)
 class Paddles:
     """Tables of paddles by direction (d), first the 360 of first paddles and then those of all others.
 
     The anchor of a first paddle is the pixel where it begins, of all others the pixel where they end. It is the centre of the sprites.
     Snakes turn at pivots, which lie in the gaps between paddles. Moves are differences of pixel numbers.
+
+    Args:
+        size: height and width of the image.
+        length: length of a paddle.
+        thickness: thickness of the line.
+        margin: free pixels around a paddle.
+        continuity: snakes turn by at most 90 degrees divided by this.
     """
 
-    size: int
-    frame: int
-    """Pixels around the image, on each side."""
-    inside: Array
-    """p, bool: the pixels that are not in the frame."""
-    angles: Array
-    """d: the angle at which the line leaves its anchor, in radians, from the right and downwards."""
-    lines: Sprites
-    """d: the visible line."""
-    masks: Sprites
-    """d: the occupied pixels, which are the line dilated by the margin."""
-    limits: Sprites
-    """d: the occupancy that clashes with the mask, in pixels where the mask is large enough to clash at all."""
-    heads: Array
-    """360: moves from the beginning of a first paddle to its end."""
-    pivots: Array
-    """360: moves from the beginning of a first paddle to its pivot."""
-    cores: tuple[Array, ...]
-    """360: moves from the beginning of a first paddle to the pixels that must be free."""
-    moves: Array
-    """d: moves from the pivot of a paddle to the pivot of the next one."""
-    followers: Array
-    """d c: directions that can follow a paddle, the most likely first."""
-    weights: Array
-    """d c: their weights."""
-    ends: Array
-    """d: moves from the pivot to the end of the paddle; 0 for first paddles."""
-    near: Array
-    """b: moves to all pixels within the margin."""
+    def __init__(self, size: int, length: int, thickness: float, margin: int, continuity: float) -> None:
+        circle = _circle(length + margin)
+        degrees, turns = np.radians(np.arange(-180, 180)), np.arctan2(circle[:, 0], circle[:, 1])
+        travel = np.concatenate([degrees, turns])  # a paddle that is anchored at its end is drawn backwards
+        # d: the angle at which the line leaves its anchor, in radians, from the right and downwards
+        self.angles = np.concatenate([degrees, turns + np.pi])
+        self.size = size
+        self.frame = length + 3 * margin + 4  # pixels around the image: the farthest look-up from the end of a paddle
+        self.side = size + 2 * self.frame
+        number = np.array([self.side, 1])
+        # p, bool: the pixels that are not in the frame
+        self.inside = np.pad(np.ones((size, size), bool), self.frame).ravel()
 
-    @property
-    def side(self) -> int:
-        """Side of the image with its frame, in pixels."""
-        return self.size + 2 * self.frame
+        paddles = [_paddle(angle, length, thickness, margin) for angle in self.angles]
+        lines, masks = (np.stack(images) for images in zip(*paddles, strict=True))
+        self.lines = Sprites(lines, self.side)  # d: the visible line
+        self.masks = Sprites(masks, self.side)  # d: the occupied pixels, which are the line dilated by the margin
+        # d: the occupancy that clashes with the mask, in pixels where the mask is large enough to clash at all
+        self.limits = Sprites(np.where(masks > _CLASH - 256, _CLASH - masks.astype(int), 0).astype(np.uint8), self.side)
+
+        # 360: moves from the beginning of a first paddle to its end, to its pivot, and to the pixels that must be free, which are the full
+        # pixels of the mask, one further down and right, as in the official generator
+        heads = _ceil(_offset(degrees, length))
+        self.heads = heads @ number
+        self.pivots = _ceil(heads - _offset(degrees, length + margin)) @ number
+        self.cores = [(np.argwhere(mask == 255) - mask.shape[0] // 2 + 1) @ number for mask in masks[:DEGREES]]
+
+        # d: moves from the pivot of a paddle to the pivot of the next one
+        self.moves = _ceil(_offset(travel, length + 2 * margin)) @ number
+        # d c: directions that can follow a paddle, the most likely first, and their weights
+        weights = _weights(travel, turns, continuity)
+        most = np.max(np.count_nonzero(weights > 1e-9, axis=1))
+        likely = np.argsort(-weights, axis=1, kind="stable")[:, :most]
+        self.followers, self.weights = DEGREES + likely, np.take_along_axis(weights, likely, axis=1)
+        # d: moves from the pivot to the end of the paddle; 0 for first paddles
+        self.ends = np.concatenate([np.zeros(DEGREES, np.int64), circle @ number])
+        self.near = _disc_offsets(margin) @ number  # moves to all pixels within the margin
 
     def coordinates(self, pixels: Array) -> Array:
         """Return the rows and columns of pixel numbers."""
@@ -130,41 +134,7 @@ class Paddles:
         return np.flatnonzero(fits) + reach
 
 
-@lru_cache(maxsize=16)
-def paddle_tables(size: int, length: int, thickness: float, margin: int, continuity: float) -> Paddles:
-    """Return the tables for images of ``size`` x ``size`` and paddles of ``length`` and ``thickness`` with a ``margin``."""
-    circle = _circle(length + margin)
-    degrees, turns = np.radians(np.arange(-180, 180)), np.arctan2(circle[:, 0], circle[:, 1])
-    travel = np.concatenate([degrees, turns])  # a paddle that is anchored at its end is drawn backwards
-    angles = np.concatenate([degrees, turns + np.pi])
-    lines, masks = (np.stack(images) for images in zip(*(_paddle(angle, length, thickness, margin) for angle in angles), strict=True))
-    frame = length + 3 * margin + 4  # the farthest look-up from the end of a paddle
-    side = size + 2 * frame
-    number = np.array([side, 1])
-    heads = _ceil(_offset(degrees, length))
-    weights = _weights(travel, turns, continuity)
-    most = np.max(np.count_nonzero(weights > 1e-9, axis=1))
-    likely = np.argsort(-weights, axis=1, kind="stable")[:, :most]
-    limits = np.where(masks > _CLASH - 256, _CLASH - masks.astype(int), 0).astype(np.uint8)
-    # The official generator checks the full pixels of the mask one pixel further down and right.
-    cores = (np.argwhere(mask == 255) - mask.shape[0] // 2 + 1 for mask in masks[:DEGREES])
-    return Paddles(
-        size=size,
-        frame=frame,
-        inside=np.pad(np.ones((size, size), bool), frame).ravel(),
-        angles=angles,
-        lines=Sprites.from_images(lines, side),
-        masks=Sprites.from_images(masks, side),
-        limits=Sprites.from_images(limits, side),
-        heads=heads @ number,
-        pivots=_ceil(heads - _offset(degrees, length + margin)) @ number,
-        cores=tuple(core @ number for core in cores),
-        moves=_ceil(_offset(travel, length + 2 * margin)) @ number,
-        followers=DEGREES + likely,
-        weights=np.take_along_axis(weights, likely, axis=1),
-        ends=np.concatenate([np.zeros(DEGREES, np.int64), circle @ number]),
-        near=_disc_offsets(margin) @ number,
-    )
+paddle_tables = lru_cache(maxsize=16)(Paddles)
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,11 +97,7 @@ def _format(path: AnyPath) -> str:
 
 
 def _wrong_names(names: Sequence[str]) -> str | None:
-    """Return the problem with the names of columns.
-
-    >>> _wrong_names(["text", "label", "text"])
-    "'text' occurs 2 times"
-    """
+    """Return the problem with the names of columns."""
     if not 0 < len(names) <= MAX_COLUMNS:
         return f"there are {len(names):,} names; the limit is {MAX_COLUMNS:,}"
     if "" in names:

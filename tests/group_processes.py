@@ -13,6 +13,17 @@ SECONDS = 60
 """Longer than any work takes."""
 
 
+def errors_of(tries):
+    """Return the messages of functions that raise ``ValueError``, by name."""
+    messages = {}
+    for name, attempt in tries.items():
+        try:
+            attempt()
+        except ValueError as error:
+            messages[name] = str(error)
+    return messages
+
+
 class Processes:
     """``number`` processes of one group, until ``close``."""
 

@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from group_processes import errors_of
 
 from permuteformer.models import (
     PermuteFormerConfig,
@@ -113,12 +114,7 @@ def refusals(rank):
         "axes": lambda: set_sequence_group(build("cls-decay", axes=2), group),
         "bias": lambda: set_sequence_group(build("cls", position=[{"name": "t5_bias"}]), group),
     }
-    messages = {}
-    for name, attempt in tries.items():
-        try:
-            attempt()
-        except ValueError as error:
-            messages[name] = str(error)
+    messages = errors_of(tries)
     set_sequence_group(model, None)
     messages["undone"] = str(tuple(model.generate(ids, max_new_tokens=2, eos_token_id=None).shape))
     return messages

@@ -4,6 +4,7 @@ import itertools
 
 import torch
 import torch.distributed as dist
+from group_processes import errors_of
 
 from permuteformer.ops import linear, sequence_parallel
 from permuteformer.ops.call import LinearCall, Tokens
@@ -145,7 +146,7 @@ def _of_mesh(shape):
 
 def refusals(rank):
     """Messages for a group without this process, a state, and a decay on several axes."""
-    group, messages = SequenceGroup(), {}
+    group = SequenceGroup()
     given = rows("two_sided", "permute-2d", "none", [4])
     tokens = Tokens.build(B, 4, positions=given["positions"], ordered=True)
     call = LinearCall(*given["tensors"], num_features=M, tokens=tokens, log_decay=given["log_decay"], **given["settings"])
@@ -156,9 +157,4 @@ def refusals(rank):
         "axes": lambda: sequence_parallel.run(call, group),
         "state": lambda: sequence_parallel.run(LinearCall(q, k, v, relu_eps, M, state=state), group),
     }
-    for name, attempt in tries.items():
-        try:
-            attempt()
-        except ValueError as error:
-            messages[name] = str(error)
-    return messages
+    return errors_of(tries)

@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 from block_modules import FeedForward, attention_half
+from checks import assert_as_exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from permuteformer.ops.fused_block import ACTIVATIONS, Chance
+from permuteformer.ops.fused_block import ACTIVATIONS, NO_DROPOUT, Chance, drop
 from permuteformer.ops.native import load
 from permuteformer.ops.native_backend import MAPS
 
@@ -28,40 +29,36 @@ def results(half, x, queries, d_y, way, dtype):
     return [y.detach(), *torch.autograd.grad(y, wanted, d_y.to(dtype))]
 
 
-def assert_as_exact(half, x, queries=None):
-    """The kernel is nearly as close to float64 as PyTorch's own float32. Outputs of masked tokens are undefined."""
+def compare(half, x, queries=None):
+    """Compare the kernel with modules in float64, and with their error in float32. Outputs of masked tokens are undefined."""
     mask = getattr(getattr(half, "mixing", None), "mask", None) if queries is None else None
     hidden = torch.zeros(1, 1, 1, dtype=torch.bool) if mask is None else ~mask.unsqueeze(-1)
     d_y = torch.randn_like(x if queries is None else queries).masked_fill(hidden, 0)
-    ways = (("forward", torch.float64), ("forward", torch.float32), ("fused", torch.float32))
-    exact, usual, ours = (results(half, x, queries, d_y, *way) for way in ways)
-    for found in (exact, usual, ours):
-        found[0] = found[0].masked_fill(hidden, 0)
-    for n, (a, b, c) in enumerate(zip(exact, usual, ours, strict=True)):
-        size = a.abs().max().clamp(min=1)
-        error, other = ((y.double() - a).abs().max() for y in (c, b))
-        assert error <= 2e-6 * size + 5 * other, (n, float(error), float(other))
+    ways = (("fused", torch.float32), ("forward", torch.float32), ("forward", torch.float64))
+    found = [results(half, x, queries, d_y, *way) for way in ways]
+    assert_as_exact(*([y.masked_fill(hidden, 0), *gradients] for y, *gradients in found))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 129, 1030, 2100])
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 def test_feed_forward(instruction_set, rows, activation):
-    assert_as_exact(FeedForward(48, 80, activation), torch.randn(1, rows, 48))
+    compare(FeedForward(48, 80, activation), torch.randn(1, rows, 48))
 
 
 @pytest.mark.parametrize(("width", "hidden"), [(16, 16), (32, 256), (64, 272), (16, 1040)])
 def test_feed_forward_of_any_width(instruction_set, width, hidden):
     """Several parts of the hidden layer, and one that is not full."""
-    assert_as_exact(FeedForward(width, hidden, "gelu", bias=hidden != 256), torch.randn(2, 3, 40, width))
+    compare(FeedForward(width, hidden, "gelu", bias=hidden != 256), torch.randn(2, 3, 40, width))
 
 
-def test_a_second_derivative_of_rows_that_are_not_contiguous():
+@pytest.mark.parametrize("chance", [NO_DROPOUT, Chance(7, 2**31)], ids=["", "dropout"])
+def test_a_second_derivative_of_rows_that_are_not_contiguous(chance):
     half = FeedForward(16, 32, "gelu")
-    x = torch.randn(4, 16, 5, requires_grad=True)
+    x, noise = torch.randn(4, 16, 5, requires_grad=True), drop(torch.ones(4, 5, 16), chance)
     found = []
-    for way in (half.forward, half.fused):
-        (d,) = torch.autograd.grad(way(x.transpose(1, 2)).square().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(d.square().sum(), x)[0])
+    for way, argument in ((half.forward, noise), (half.fused, chance)):
+        (d,) = torch.autograd.grad(way(x.transpose(1, 2), None, argument).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(d.square().sum(), [x, *half.parameters()]))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
@@ -69,20 +66,20 @@ def test_a_second_derivative_of_rows_that_are_not_contiguous():
 @pytest.mark.parametrize("axes", [0, 1, 2], ids=["plain", "permuted", "two axes"])
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 def test_attention(instruction_set, length, axes, masked):
-    assert_as_exact(attention_half(48, 4, 20, length, axes=axes, masked=masked), torch.randn(2, length, 48))
+    compare(attention_half(48, 4, 20, length, axes=axes, masked=masked), torch.randn(2, length, 48))
 
 
 @pytest.mark.parametrize("queries", [1, 3, 70])
 def test_attention_of_some_tokens(instruction_set, queries):
     half = attention_half(32, 2, 40, 200, axes=1, masked=True, queries=queries)
-    assert_as_exact(half, torch.randn(2, 200, 32), torch.randn(2, queries, 32))
+    compare(half, torch.randn(2, 200, 32), torch.randn(2, queries, 32))
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 2050), (3, 700), (40, 60), (70, 5)])
 def test_groups_of_rows(batch, length):
     """A row in parts, single rows, several rows together: gradients of weights are summed in groups of them."""
-    assert_as_exact(attention_half(32, 2, 16, length, batch, axes=1, masked=True), torch.randn(batch, length, 32))
-    assert_as_exact(FeedForward(32, 64, "gelu"), torch.randn(batch, length, 32))
+    compare(attention_half(32, 2, 16, length, batch, axes=1, masked=True), torch.randn(batch, length, 32))
+    compare(FeedForward(32, 64, "gelu"), torch.randn(batch, length, 32))
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,7 +100,7 @@ def test_any_sizes(batch, heads, length, features, width, axes, masked, bias, fe
         nn.init.normal_(each.weight)
         if bias:
             nn.init.constant_(each.bias, 0.5)
-    assert_as_exact(half, torch.randn(batch, length, width))
+    compare(half, torch.randn(batch, length, width))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])

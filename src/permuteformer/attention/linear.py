@@ -21,12 +21,9 @@ NORMALIZERS = ("auto", "transformed", "plain", "none")
 
 @ATTENTIONS.register("linear")
 class LinearAttention(Attention):
-    """Attention in linear time, with a state of constant size.
+    """Attention in linear time, with a state of constant size. Other arguments are those of ``Attention``.
 
     Args:
-        num_heads: heads.
-        head_size: size of a head's values.
-        causal: queries see no key after them.
         position: transforms features (permute, rope, orthogonal) or decays weights. A bias makes it quadratic.
         feature_map: phi, a name of ``ops.feature_map.FEATURE_MAPS``.
         feature_multiplier: features per head, in units of the head size.

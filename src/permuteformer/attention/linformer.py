@@ -19,13 +19,10 @@ class LinformerAttention(Attention):
     """softmax(q (E k)^T / sqrt d) (F v) with learned E and F: linear in the length, up to a fixed length.
 
     Token j of a row uses column j of E and F. Masked tokens are zeroed before the projection, so padding after the real tokens changes
-    nothing.
+    nothing. Other arguments are those of ``Attention``.
 
     Args:
-        num_heads: heads.
-        head_size: size of a head's values.
         causal: not supported: a projected key mixes the whole sequence.
-        position: no encoding with a hook in attention; positions belong in the embeddings.
         max_length: the longest input, the number of columns of E and F. A shorter input uses the first columns.
         projected_length: projected keys and values per head, k in the paper.
         share_key_value: use one matrix as E and F.

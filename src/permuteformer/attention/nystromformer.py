@@ -20,13 +20,10 @@ class NystromformerAttention(Attention):
 
     Landmarks are means of consecutive groups of a row's real tokens, as equal in size as possible, so any length works and padding moves
     none of them. With at most as many real tokens as landmarks, each token is a landmark, the others are empty and masked, and the result
-    approaches softmax attention as the pseudo-inverse converges.
+    approaches softmax attention as the pseudo-inverse converges. Other arguments are those of ``Attention``.
 
     Args:
-        num_heads: heads.
-        head_size: size of a head's values.
         causal: not supported: a landmark is a mean of earlier and later tokens.
-        position: no encoding with a hook in attention; positions belong in the embeddings.
         num_landmarks: landmarks per head, m in the paper.
         iterations: iterations of the pseudo-inverse.
         convolution_size: tokens, an odd number, of a depth-wise convolution of the values that is added to the output; ``None`` for none.

@@ -22,13 +22,9 @@ class ReformerAttention(Attention):
     """Hashes tokens by random rotations, sorts them by bucket, and attends within the bucket, in the own chunk and the one before.
 
     Queries are keys too, all of one length, so ``mix`` ignores ``k``. A token sees itself only where it sees nothing else. Linear in the
-    length; see ``lsh_attention`` for the rule, and for what a causal token sees.
+    length; see ``lsh_attention`` for the rule, and for what a causal token sees. Other arguments are those of ``Attention``.
 
     Args:
-        num_heads: heads.
-        head_size: size of a head's values.
-        causal: queries see no key after them.
-        position: no encoding with a hook in attention; positions belong in the embeddings.
         num_hashes: rounds of hashing; a token sees the tokens that it meets in any of them.
         num_buckets: buckets per round, an even number whatever the length, or 1 for no hashing: then a token sees its neighbours.
         chunk_size: tokens per chunk of the sorted sequence.

@@ -21,37 +21,36 @@ UNKNOWN = "Nothing is recorded: the weights are as initialised, or were trained 
 CARD = """\
 ---
 library_name: permuteformer
-tags: [permuteformer, linear-attention, long-sequences]
+{tag}tags: [permuteformer, linear-attention, long-sequences]
 ---
 
-# {name}
+# {title}
 
-A `{name}` of permuteformer {version}, of {parameters:,} parameters: {config.num_hidden_layers} layers of width {config.hidden_size} with \
-{config.num_attention_heads} heads, attention {attention}, positions {positions}.
+{summary}
 
 ## Data
 
-{origin}.
+{data}
 
 ## Numbers
 
-None are recorded.
+{numbers}
 
 ## Use
 
 ```python
-from permuteformer.models import {name}
+from permuteformer.models import {head}
 
-model = {name}.from_pretrained("FOLDER")
+model = {head}.from_pretrained("FOLDER")
 ```
 
 ## Made by
 
-`save_pretrained`. `permuteformer train` records data, metric and command, and writes a card with them.
+{made_by}
 
 ## Limits
 
-- The model was not evaluated.
+{limits}
 - Biases it may have learned, and the harm its errors may do, were not examined.
 """
 
@@ -71,7 +70,15 @@ def plain_card(model: Any, origin: str = UNKNOWN) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     attention, positions = (", ".join(f"`{part['name']}`" for part in parts) or "none" for parts in ([config.attention], config.position))
     return CARD.format(
-        name=name, version=__version__, parameters=parameters, config=config, attention=attention, positions=positions, origin=origin
+        tag="",
+        title=name,
+        summary=f"A `{name}` of permuteformer {__version__}, of {parameters:,} parameters: {config.num_hidden_layers} layers of width "
+        f"{config.hidden_size} with {config.num_attention_heads} heads, attention {attention}, positions {positions}.",
+        data=f"{origin}.",
+        numbers="None are recorded.",
+        head=name,
+        made_by="`save_pretrained`. `permuteformer train` records data, metric and command, and writes a card with them.",
+        limits="- The model was not evaluated.",
     )
 
 
@@ -100,57 +107,34 @@ def model_card(
         command: words of the command that trained it.
     """
     tag = "text-generation" if task["kind"] == "lm" else "image-classification" if task["grid"] else "text-classification"
-    front = ["---", "library_name: permuteformer", f"pipeline_tag: {tag}", "tags: [permuteformer, linear-attention, long-sequences]", "---"]
     command = command or ["permuteformer", "train", experiment["task"]]
-    best = result["best_step"] or result["steps"]
     length = f"{task['max_length']:,} tokens"
-    limits = [
-        *(escape_markdown(printable(note, 400)) for note in task["notes"]),
-        f"Trained on inputs of up to {length}; longer ones were not tested.",
-        f"One run with seed {experiment['seed']}; other seeds give other numbers.",
-        "Biases it may have learned, and the harm its errors may do, were not examined.",
-    ]
-    parts = [
-        *front,
-        "",
-        f"# {experiment['model']} on {task['name']}",
-        "",
-        f"A `{head}` of permuteformer {__version__}, of {result['parameters']:,} parameters.",
-        "",
-        "## Data",
-        "",
-        f"Task {_quoted(task['name'])}, {escape_markdown(printable(task['title']))}: inputs of up to {length}.",
-        *([f"Labels: {_labels(task['labels'])}."] if task["labels"] else []),
-        "",
-        "## Numbers",
-        "",
+    data = [f"Task {_quoted(task['name'])}, {escape_markdown(printable(task['title']))}: inputs of up to {length}."]
+    if task["labels"]:
+        data.append(f"Labels: {_labels(task['labels'])}.")
+    numbers = [
         "| on the test split | |",
         "|---|---|",
         *(f"| {name} | {value:.4g} |" for name, value in result["test"].items()),
         *(f"| {escape_markdown(printable(name))} (no model) | {value:.4g} |" for name, value in task["baselines"].items()),
         "",
-        f"Selected by {task['metric']} on the validation split: step {best:,} of {result['steps']:,}.",
-        "",
-        "## Use",
-        "",
-        "```python",
-        f"from permuteformer.models import {head}",
-        "",
-        f'model = {head}.from_pretrained("FOLDER")',
-        "```",
-        "",
-        "## Made by",
-        "",
-        "```sh",
-        printable(shlex.join(map(str, command)), 2000),
-        "```",
-        "",
-        "## Limits",
-        "",
-        *(f"- {limit if limit.endswith('.') else limit + '.'}" for limit in limits),
-        "",
+        f"Selected by {task['metric']} on the validation split: step {result['best_step'] or result['steps']:,} of {result['steps']:,}.",
     ]
-    return "\n".join(parts)
+    limits = [
+        *(escape_markdown(printable(note, 400)) for note in task["notes"]),
+        f"Trained on inputs of up to {length}; longer ones were not tested.",
+        f"One run with seed {experiment['seed']}; other seeds give other numbers.",
+    ]
+    return CARD.format(
+        tag=f"pipeline_tag: {tag}\n",
+        title=f"{experiment['model']} on {task['name']}",
+        summary=f"A `{head}` of permuteformer {__version__}, of {result['parameters']:,} parameters.",
+        data="\n".join(data),
+        numbers="\n".join(numbers),
+        head=head,
+        made_by=f"```sh\n{printable(shlex.join(map(str, command)), 2000)}\n```",
+        limits="\n".join(f"- {limit.removesuffix('.')}." for limit in limits),
+    )
 
 
 def _labels(labels: list[str]) -> str:

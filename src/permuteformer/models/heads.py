@@ -131,7 +131,7 @@ class PermuteFormerForSequenceClassification(PermuteFormerPreTrainedModel):
         keeps = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         pooled, hidden_states = _pool(self, input_ids, attention_mask, position_ids, inputs_embeds, keeps)
         logits = self.classifier(self.dropout(pooled))
-        loss = _loss(self, labels, self.num_labels, pooled_logits=logits, config=self.config, **kwargs)
+        loss = _loss(self, labels, pooled_logits=logits, **kwargs)
         return SequenceClassifierOutputWithPast(loss=loss, logits=logits, hidden_states=hidden_states)
 
 
@@ -173,7 +173,7 @@ class PermuteFormerForTokenClassification(PermuteFormerPreTrainedModel):
         given = (input_ids, attention_mask, position_ids, inputs_embeds)
         outputs = self.model(*given, use_cache=False, segment_ids=segment_ids, output_hidden_states=output_hidden_states, return_dict=True)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = _loss(self, labels, self.num_labels, logits=logits, config=self.config, **kwargs)
+        loss = _loss(self, labels, logits=logits, **kwargs)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -227,7 +227,7 @@ class PermuteFormerForCausalLM(PermuteFormerPreTrainedModel, GenerationMixin):  
         outputs = self.model(*given, output_hidden_states=output_hidden_states, return_dict=True)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = _loss(self, labels, self.config.vocab_size, logits=logits, vocab_size=self.config.vocab_size, **kwargs)
+        loss = _loss(self, labels, logits=logits, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
@@ -295,7 +295,7 @@ class PermuteFormerForMaskedLM(PermuteFormerPreTrainedModel):
         given = (input_ids, attention_mask, position_ids, inputs_embeds)
         outputs = self.model(*given, use_cache=False, segment_ids=segment_ids, output_hidden_states=output_hidden_states, return_dict=True)
         logits = self.lm_head(self.dense_norm(self.activation(self.dense(outputs.last_hidden_state))))
-        loss = _loss(self, labels, self.config.vocab_size, logits=logits, vocab_size=self.config.vocab_size, **kwargs)
+        loss = _loss(self, labels, logits=logits, **kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -350,7 +350,7 @@ class PermuteFormerForMatching(PermuteFormerPreTrainedModel):
         first, _ = _pool(self, input_ids, attention_mask, position_ids)
         second, _ = _pool(self, second_input_ids, second_attention_mask, second_position_ids)
         logits = self.classifier(torch.cat([first, second], dim=-1))
-        loss = _loss(self, labels, self.num_labels, pooled_logits=logits, config=self.config, **kwargs)
+        loss = _loss(self, labels, pooled_logits=logits, **kwargs)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
@@ -369,16 +369,16 @@ def _pool(
     return head.pooler(outputs.last_hidden_state, attention_mask, "queries" in chosen), outputs.hidden_states
 
 
-def _loss(head: PermuteFormerPreTrainedModel, labels: Tensor | None, num_labels: int, **arguments: Any) -> Tensor | None:
+def _loss(head: PermuteFormerPreTrainedModel, labels: Tensor | None, **arguments: Any) -> Tensor | None:
     """Check labels and return the loss that transformers has for the head; ``None`` without labels."""
     if labels is None:
         return None
-    check_labels(labels, num_labels)
-    loss: Tensor = head.loss_function(labels=labels, **arguments)
+    _check_labels(labels, head.config.vocab_size if hasattr(head, "lm_head") else head.config.num_labels)
+    loss: Tensor = head.loss_function(labels=labels, config=head.config, vocab_size=head.config.vocab_size, **arguments)
     return loss
 
 
-def check_labels(labels: Tensor, num_labels: int) -> None:
+def _check_labels(labels: Tensor, num_labels: int) -> None:
     """Raise where a label is out of range (-100 is ignored, as in transformers)."""
     if labels.dtype not in (torch.int64, torch.int32) or not can_read_values(labels) or num_labels == 1:
         return

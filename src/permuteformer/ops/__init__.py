@@ -7,5 +7,5 @@ Shapes, everywhere in the package:
     c  chunk            n  number of chunks
 
 Layout is ``b h l d``, as in ``scaled_dot_product_attention``, with any strides. A trailing comment (``# b h c m``)
-stands only where the shape changes. Equation numbers are the paper's.
+appears only where the shape changes. Equation numbers are those of the paper.
 """

@@ -72,12 +72,7 @@ class Attention(NamedTuple):
 
 
 def drop(x: Tensor, chance: Chance) -> Tensor:
-    """Apply dropout. The noise is a hash of the seed and each number's place, so nothing is saved for the backward pass.
-
-    >>> from permuteformer.ops.native import load
-    >>> isinstance(load(), str) or sorted({float(each) for each in drop(torch.ones(99), Chance(7, 2**31))})
-    [0.0, 2.0]
-    """
+    """Apply dropout. The noise is a hash of the seed and each number's place, so nothing is saved for the backward pass."""
     y: Tensor = _Drop.apply(x, chance)
     return y
 
@@ -92,14 +87,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def feed_forward(x: Tensor, norm: Norm, expand: Linear, contract: Linear, activation: str, chance: Chance = NO_DROPOUT) -> Tensor:
-    """Return ``x + dropout(contract(activation(expand(norm(x)))))`` for ``… d`` in float32.
-
-    >>> from permuteformer.ops.native import load
-    >>> x, norm = torch.randn(2, 5, 16), Norm(torch.ones(16), torch.zeros(16), 1e-5)
-    >>> expand, contract = Linear(torch.randn(32, 16), None), Linear(torch.zeros(16, 32), torch.ones(16))
-    >>> isinstance(load(), str) or torch.equal(feed_forward(x, norm, expand, contract, "gelu"), x + 1)
-    True
-    """
+    """Return ``x + dropout(contract(activation(expand(norm(x)))))`` for ``… d`` in float32."""
     weights = (norm.weight, norm.bias, *expand, *contract)
     settings = (norm.epsilon, ACTIVATIONS[activation], chance)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, *weights)):
@@ -119,12 +107,6 @@ def attend(
     """Return ``queries + dropout(output(attention(norm(queries), norm(x))))`` for ``b n d`` and ``b l d`` in float32.
 
     ``maps``: query, key, value and output. Without ``queries`` they are ``x``.
-
-    >>> from permuteformer.ops.native import load
-    >>> x, norm = torch.randn(2, 5, 16), Norm(torch.ones(16), torch.zeros(16), 1e-5)
-    >>> wide, narrow = Linear(torch.randn(32, 16), None), Linear(torch.zeros(16, 16), torch.ones(16))
-    >>> isinstance(load(), str) or torch.equal(attend(x, None, norm, (wide, wide, narrow, narrow), Attention(2, 0)), x + 1)
-    True
     """
     weights = (norm.weight, norm.bias, *(tensor for each in maps for tensor in each))
     settings = (norm.epsilon, attention, chance)

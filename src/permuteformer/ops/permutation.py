@@ -159,18 +159,11 @@ def canonical(permutation: Tensor) -> Tensor:
     >>> canonical(torch.tensor([[2, 1, 0]]))
     tensor([[1, 0, 2]])
     """
-    cycles = decompose(permutation)
-    lengths = cycles.length.gather(-1, cycles.feature).tolist()
-    return torch.stack([from_cycle_lengths(tuple(sorted(_runs(row), reverse=True))) for row in lengths]).to(permutation.device)
-
-
-def _runs(lengths: list[int]) -> list[int]:
-    """Return the length of each cycle, from the cycle length of each slot."""
-    runs, slot = [], 0
-    while slot < len(lengths):
-        runs.append(lengths[slot])
-        slot += lengths[slot]
-    return runs
+    rows = []
+    for start in decompose(permutation).start:  # equal for all features of a cycle
+        _, lengths = start.unique(return_counts=True)
+        rows.append(from_cycle_lengths(tuple(sorted(lengths.tolist(), reverse=True))))
+    return torch.stack(rows).to(permutation.device)
 
 
 def permutation_power(cycles: Cycles, positions: Tensor) -> Tensor:
@@ -203,9 +196,9 @@ def rotation_of(cycles: Cycles) -> Rotation | None:
     if not cycles.contiguous:
         return None
     axis, table, ends = cycles.axis.tolist(), list[tuple[int, int, int]](), [0]
-    for lengths in cycles.length.tolist():
-        runs = _runs(lengths)
-        table += [(first, length, axis[first]) for first, length in zip(accumulate(runs, initial=0), runs, strict=False)]
+    for start in cycles.start:
+        firsts, lengths = (x.tolist() for x in start.unique(return_counts=True))
+        table += [(first, length, axis[first]) for first, length in zip(firsts, lengths, strict=True)]
         ends.append(len(table))
     return Rotation(torch.tensor(table, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32))
 

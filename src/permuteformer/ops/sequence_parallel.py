@@ -272,7 +272,7 @@ def _exclusive_scan(
 
 
 def _power(log_decay: Tensor | None, tokens: Tensor, passes: Tensor | None, between: list[int], like: Tensor) -> Tensor:
-    """What crosses these shards: r to the power of their tokens, or nothing, ``b h 1 1``."""
+    """The factor of a state that crosses these shards: r to the power of their tokens, or 0: ``b h 1 1``."""
     power = like.new_ones(tokens.shape[1], 1)
     if log_decay is not None:
         power = (log_decay.to(like.dtype) * tokens[between].sum(0).unsqueeze(-1)).exp()

@@ -16,7 +16,7 @@ POSITIONS: Registry[type[PositionEncoding]] = Registry("position encoding", "per
 Copy = Callable[[Tensor, Tensor], Any]
 
 HOOKS = ("embed", "transform", "bias", "log_decay")
-"""What an encoding can do to a model. An attention declares which of them it supports."""
+"""Names of the hooks. An attention declares which of them it supports."""
 
 
 class ExactBuffers(nn.Module):

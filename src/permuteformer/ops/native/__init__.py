@@ -7,6 +7,7 @@ and linear attention runs in PyTorch. The classes below are the structs of ``cal
 from __future__ import annotations
 
 import ctypes
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -169,31 +170,20 @@ def _check_memory(succeeded: int, function: object, arguments: object) -> None:
         raise MemoryError("not enough memory for the buffers of the CPU kernel")
 
 
-_loaded: Kernel | str | None = None
-
-
 def load() -> Kernel | str:
     """Return the kernel, or why there is none; looked for once. Import torch first: both then share one pool of threads."""
-    global _loaded
-    if _loaded is None:
-        _loaded = _find()
-    return _loaded
+    return _load(FILE)
 
 
 # torch.compile cannot trace this: it calls it while tracing, as with ``torch.compiler.assume_constant_result``.
 load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def forget() -> None:
-    """Look for the kernel again at the next call: for tests."""
-    global _loaded
-    _loaded = None
-
-
-def _find() -> Kernel | str:
-    if not FILE.is_file():
+@functools.cache
+def _load(file: Path) -> Kernel | str:
+    if not file.is_file():
         return "it was not built: install the package again with a C++ compiler"
     try:
-        return Kernel(FILE)
+        return Kernel(file)
     except OSError as error:
         return f"it does not load: {error}"

@@ -63,8 +63,8 @@ struct Matrix {
     ptrdiff_t row, panel;
 };
 
-// Rows that will be read next, brought nearer a few lines of the cache at a time while products are computed: rows of a head lie far from each
-// other, so that the processor does not see by itself where they go on.
+// Prefetches the rows that are read next, a few cache lines at a time between products: the rows of a head are too far apart for the
+// processor's own prefetcher.
 struct Ahead {
     struct Rows {
         const float *x;
@@ -81,7 +81,7 @@ struct Ahead {
     template <typename... More>
     explicit Ahead(int64_t rows, More... more) : of{more...}, count(sizeof...(more)), rows(rows) {}
 
-    // All of it in so many calls of some().
+    // Divides the rows over this number of calls of some().
     void share_out(int64_t calls) {
         int64_t lines = 0;
         for (int n = 0; n < count; n++) lines += rows * ((4 * of[n].numbers + LINE - 1) / LINE);
@@ -97,7 +97,7 @@ struct Ahead {
     }
 };
 
-// What a product is added to: nothing, what is there already, or a row that is the same for all.
+// The term added to a product: nothing, the current content, or one row for all.
 struct To {
     bool there;
     const float *row = nullptr;

@@ -1,8 +1,8 @@
-// Features turned along the cycles of a permutation, as far as the positions of their tokens say, or back. Of tokens whose positions go on by the
-// same step, a piece of the features is turned for all of them before the next piece.
+// Rotates features along the cycles of a permutation by the positions of their tokens, or back. For a run of tokens with equal steps between
+// positions, each piece of the features is rotated for all tokens before the next piece.
 //
-// Whole vectors are read and written: behind the last feature of a row there must be room for one. What is behind a piece is overwritten by the
-// next.
+// Reads and writes whole vectors: a row must have room for one vector after its last feature. Each piece overwrites what the one before it
+// wrote beyond its end.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace ISA {
 
-// Short cycles that are neighbours are turned together, by shuffles of so many numbers; of the vectors that shuffles are of.
+// Short neighbouring cycles are rotated together, by shuffles of SHUFFLED numbers in vectors of LANES.
 #if defined(__AVX512F__)
 constexpr int SHUFFLED = 32, LANES = 16;
 #elif defined(__AVX2__)
@@ -23,7 +23,7 @@ constexpr int SHUFFLED = 8, LANES = W;
 typedef int32_t lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t loose_lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-// Tokens side by side: their number, and for each axis the position of the first and the step, 0 or 1, by which they go on.
+// Consecutive tokens: their number, and for each axis the position of the first one and the step to the next, 0 or 1.
 struct Run {
     int64_t tokens;
     const int64_t *first, *step;
@@ -96,7 +96,7 @@ static void turn_short(const Short &s, From &state, int64_t step, int64_t tokens
 
 // The cycles of a head, in pieces, and how far each is turned.
 class Turner {
-    // Of one direction: the position at which it is, if the next run goes on there, and how far it is turned then.
+    // One direction: the position at which the next run continues, and the rotation there.
     struct State {
         int64_t position = 0;
         ptrdiff_t shift = 0;

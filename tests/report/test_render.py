@@ -12,9 +12,8 @@ from report.sample import SCRIPT, run_folder
 from rich.console import Console
 
 from permuteformer.formatting import escape_markdown
-from permuteformer.report.content import build_report, relative_path, report_of
+from permuteformer.report.content import build_report, relative_path
 from permuteformer.report.render import csv_table, escape_latex, html_page, latex_tables, markdown_page
-from permuteformer.report.runs import load_runs
 from permuteformer.report.terminal import print_tables
 
 VOID = {"meta", "br", "path", "use", "image", "rect"}
@@ -173,12 +172,6 @@ def test_csv_has_whole_numbers_and_no_formulas(report, folder):
     assert {file.stem for file in (folder / "tables").iterdir()} == {table.name for table in report.tables}
 
 
-def test_a_row_that_begins_like_a_formula_is_a_text(tmp_path):
-    run_folder(tmp_path / "run", row="=cmd()")
-    (table,) = report_of(load_runs([tmp_path])).tables
-    assert "\n'=cmd()," in csv_table(table)
-
-
 def test_the_terminal_shows_the_tables(report):
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     print_tables(report.tables, console)
@@ -188,18 +181,28 @@ def test_the_terminal_shows_the_tables(report):
     assert report.tables[0].agreement.details in re.sub(r"\s*\n\s*", " ", shown)
 
 
-def test_nothing_in_a_label_moves_the_terminal(tmp_path):
-    run_folder(tmp_path / "run", row="[bold]\x1b[2J\x07[/bold]")
-    console = Console(file=io.StringIO(), width=200)
-    print_tables(report_of(load_runs([tmp_path])).tables, console)
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_tables_fit_in_the_terminal(report, width):
+    console = Console(file=io.StringIO(), width=width)
+    print_tables(report.tables[:1], console)
     shown = console.file.getvalue()
-    assert r"[bold]\x1b[2J\x07[/bold]" in shown
-    assert "\x1b" not in shown
-    assert "\x07" not in shown
+    assert all(len(line) <= width for line in shown.splitlines())
+    for column in report.tables[0].columns:
+        assert column.title in shown
 
 
 def test_bad_labels_and_values_come_through_every_writer(tmp_path):
-    names = ["x" * 5000, "\ud800\u202e", "a|b", '"><img src=x onerror=alert(1)>', "}\\end{table}", "日本語", "%s{}{0}"]
+    names = [
+        "x" * 5000,
+        "\ud800\u202e",
+        "a|b",
+        '"><img src=x onerror=alert(1)>',
+        "}\\end{table}",
+        "日本語",
+        "%s{}{0}",
+        "=cmd()",
+        "[b]\x1b[2J\x07",
+    ]
     for i, name in enumerate(names):
         run = run_folder(tmp_path / f"run{i}", row=name, epochs=2, task={"title": name, "notes": [name], "baselines": {name: float("inf")}})
         result = json.loads((run / "result.json").read_text())
@@ -207,7 +210,12 @@ def test_bad_labels_and_values_come_through_every_writer(tmp_path):
     report = build_report([tmp_path])
     for text in (html_page(report, tmp_path), markdown_page(report, tmp_path), latex_tables(report.tables), *map(csv_table, report.tables)):
         text.encode("utf-8")
-        assert "\u202e" not in text
+        assert not set(text) & {"\u202e", "\x1b", "\x07"}
+    assert any("\n'=cmd()," in csv_table(table) for table in report.tables)  # a text for a spreadsheet
+    console = Console(file=io.StringIO(), width=200)
+    print_tables(report.tables, console)
+    assert r"[b]\x1b[2J\x07" in console.file.getvalue()  # neither markup nor control codes
+    assert "\x1b" not in console.file.getvalue()
     read = Reader(html_page(report, tmp_path))
     assert read.open == []
     assert not any(tag == "img" for tag, _ in read.elements)

@@ -9,7 +9,7 @@ import pytest
 from commands import run as command
 from report.sample import run_folder
 
-from permuteformer.report import write, write_report
+from permuteformer.report import build_report, write, write_report
 from permuteformer.report.write import write_folder
 
 
@@ -49,33 +49,19 @@ def test_an_empty_folder_is_taken_and_anything_else_refused(run, tmp_path):
     folder.mkdir()
     write_report([run], folder)
     (folder / "my notes.txt").write_text("mine")
-    before = contents(folder)
-    with pytest.raises(FileExistsError, match=r"out.*my notes\.txt.*--output"):
-        write_report([run], folder)
-    assert contents(folder) == before
-    with pytest.raises(FileExistsError, match="mine.*--output"):
-        write_report([run], run)
-    file = tmp_path / "file"
-    file.write_text("mine")
-    with pytest.raises(FileExistsError, match="file.*--output"):
-        write_report([run], file)
-    assert file.read_text() == "mine"
-    other = tmp_path / "other"
-    (other / "empty").mkdir(parents=True)
-    with pytest.raises(FileExistsError, match="other.*--output"):
-        write_report([run], other)
-    assert (other / "empty").is_dir()
-    forged = tmp_path / "forged"
-    forged.mkdir()
-    (forged / "report.json").write_text('{"made_by": "another program"}')
-    with pytest.raises(FileExistsError, match="forged.*--output"):
-        write_report([run], forged)
-
-
-def test_refusals_come_before_the_work(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(FileExistsError):  # before the missing run is noticed
-        write_report([tmp_path / "nowhere"], tmp_path / "file")
+    (tmp_path / "other" / "empty").mkdir(parents=True)
+    (tmp_path / "forged").mkdir()
+    (tmp_path / "forged" / "report.json").write_text('{"made_by": "another program"}')
+    before = contents(tmp_path)
+    refused = {"out": r"my notes\.txt.*", "runs/mine": "", "file": "", "other": "", "forged": ""}
+    for name, message in refused.items():
+        with pytest.raises(FileExistsError, match=f"{name}.*{message}--output"):
+            write_report([tmp_path / "nowhere"], tmp_path / name)  # before the missing run is noticed
+    with pytest.raises(FileExistsError, match="out"):
+        write_folder(build_report([run]), folder)
+    assert contents(tmp_path) == before
+    assert (tmp_path / "other" / "empty").is_dir()
 
 
 @pytest.mark.parametrize("where", ["filling", "naming"])
@@ -143,19 +129,14 @@ def test_a_name_that_is_no_text_can_be_reported(tmp_path):
 
 
 def test_the_command(run, tmp_path):
-    output = command("report", run, "--output", tmp_path / "out")
-    assert "Table 1" in output
-    assert "2026-03-01" in output
-    assert str(tmp_path / "out" / "index.html") in output
-    assert (tmp_path / "out" / "index.html").is_file()
-
-
-def test_the_command_and_the_page_list_what_was_skipped(run, tmp_path):
     bad = run_folder(tmp_path / "runs" / "bad", seed=1)
     (bad / "experiment.json").write_text("{")
     output = command("report", tmp_path / "runs", "--output", tmp_path / "out")
+    assert "Table 1" in output
+    assert "2026-03-01" in output
+    assert str(tmp_path / "out" / "index.html") in output
     for text in (output, (tmp_path / "out" / "index.html").read_text()):
-        assert re.search("bad.*JSON", text)
+        assert re.search("bad.*JSON", text)  # the run that was skipped
 
 
 @pytest.mark.parametrize(("given", "output"), [("empty", "out"), ("nowhere", "out"), ("runs/mine", "runs/mine")])

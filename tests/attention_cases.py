@@ -67,6 +67,8 @@ class Case:
         q, k, v = (torch.randn(self.batch, self.length, self.heads, size, dtype=torch.float64).transpose(1, 2) for size in sizes)
         rows = (self.batch, self.length)
         mask = torch.rand(rows) > 0.3 if self.masked else None
+        if mask is not None:  # a masked token may hold anything
+            q, k, v = (x.masked_fill(~mask[:, None, :, None], torch.nan) for x in (q, k, v))
         decay = torch.linspace(0.5, 1.0, self.heads, dtype=torch.float64)
         positions = torch.randint(-5, 9, (*rows, self.axes)) if self.axes > 1 else None
         if self.far:

@@ -168,18 +168,6 @@ def test_queries_of_other_tokens(length, queries, axes, backend):
     assert_close(read, found[1][0], dtype)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 11), st.sampled_from(MODES))
-def test_packed_is_separate(lengths, chunk, mode):
-    x = draw(sum(lengths))
-    segments = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).expand(B, -1)
-    packed, final = attend(x, mode, segments=segments, chunk_size=chunk)
-    for start, stop in itertools.pairwise(itertools.accumulate(lengths, initial=0)):
-        alone, state = attend(x, mode, slice(start, stop), chunk_size=chunk)
-        assert_close(packed[:, :, start:stop], alone)
-    assert_close(final.kv, state.kv)  # positions count from 0 in every segment
-    assert torch.equal(final.next_position, state.next_position)
-
-
 @given(st.integers(1, 30), st.integers(0, 12), st.integers(0, 12), st.integers(1, 11), st.sampled_from(MODES))
 def test_padded_is_unpadded(length, before, after, chunk, mode):
     """NaN in padding on either side changes neither real tokens nor the state."""
@@ -248,21 +236,6 @@ def test_a_value_that_is_not_finite_reaches_only_queries_that_see_it(bad, place,
         if spoilt == 2 and name == "torch":  # the other channels of v are not affected
             seen[..., [0, 2, 3]] = False
             assert torch.equal(out.isfinite(), ~seen)
-
-
-@every_mode
-def test_masked_tokens_may_hold_anything(mode, backend):
-    name, dtype = backend
-    x, mask = draw(90, dtype), torch.rand(B, 90) > 0.4
-    real = mask[:, None, :, None]
-    marks = {"key_mask": mask, "global_mask": torch.rand(B, 90) > 0.9 if mode == "two_sided" else None}
-    clean, _ = attend(x, mode, backend=name, **marks)
-    spoilt = [t.masked_fill(~real, torch.nan).requires_grad_() for t in x]
-    out, _ = attend(spoilt, mode, backend=name, **marks)
-    assert torch.equal(out.masked_fill(~real, 0), clean.masked_fill(~real, 0))
-    for gradient in torch.autograd.grad(torch.where(real, out, 0).sum(), spoilt):
-        assert gradient.isfinite().all()
-        assert not gradient.masked_fill(real, 0).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -69,23 +69,11 @@ def test_half_lives_of_a_two_sided_decay():
     assert Decay(8, two_sided=True).half_life.max() == 256
 
 
-@pytest.mark.filterwarnings("ignore:positions on axis")
 @pytest.mark.parametrize("causal", [False, True])
-def test_r_learns(causal):
-    layer = PermuteFormerAttention(16, num_heads=2, causal=causal, decay=Decay(2, r=0.9, learnable=True, two_sided=not causal))
-    target = PermuteFormerAttention(16, num_heads=2, causal=causal, decay=Decay(2, r=0.5, two_sided=not causal))
-    target.load_state_dict(
-        {**layer.state_dict(), "attention.position.encodings.1.log_r": torch.tensor([0.5, 0.5]).double().log()}, strict=False
-    )
+def test_the_gradient_of_a_learned_r(causal):
+    layer, x = layer_of(causal=causal, decay=Decay(2, r=0.9, learnable=True, two_sided=not causal)), torch.randn(2, 60, 32).double()
     logit = layer.attention.position.encodings[1].logit
-    optimizer = torch.optim.Adam([logit], lr=0.1)
-    x = torch.randn(4, 60, 16)
-    for _ in range(120):
-        loss = (layer(x)[0] - target(x)[0].detach()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    torch.testing.assert_close(logit.detach().sigmoid(), torch.tensor([0.5, 0.5]), atol=0.02, rtol=0)
+    assert_close(*(torch.autograd.grad(y.square().sum(), logit)[0] for y in (layer(x)[0], layer_by_pairs(layer, x))))
 
 
 def test_a_sequence_longer_than_the_period_warns():
@@ -187,10 +175,8 @@ def test_parts_that_do_not_fit_are_rejected(make, message):
         ({"x": torch.zeros(5, 32)}, ValueError, r"x .*\(5, 32\)"),
         ({"x": torch.zeros(2, 0, 32)}, ValueError, "length >= 1"),
         ({"positions": torch.zeros(2, 5, dtype=torch.int64)}, ValueError, r"positions.*\(2, 5, 1\)"),
-        ({"positions": torch.zeros(2, 4, 1, dtype=torch.int64)}, ValueError, r"positions.*\(2, 4, 1\)"),
         ({"positions": torch.zeros(2, 5, 2, dtype=torch.int64)}, ValueError, r"positions.*\(2, 5, 2\)"),
         ({"key_mask": torch.ones(5, 2, dtype=torch.bool)}, ValueError, r"key_mask.*\(5, 2\)"),
-        ({"key_mask": torch.ones(2, 5, dtype=torch.bool, device="meta")}, ValueError, "key_mask.*meta.*cpu"),
         ({"queries": torch.tensor([[0], [5]])}, ValueError, "queries.*4.*5"),
         ({"queries": torch.zeros(3, 1, dtype=torch.int64)}, ValueError, r"queries.*\(3, 1\)"),
         ({"global_mask": torch.ones(2, 5, dtype=torch.bool)}, ValueError, "global_mask"),

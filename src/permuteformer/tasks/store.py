@@ -31,10 +31,8 @@ VERSION = 2
 
 MAX_PATHS = 20
 """Paths of the source that are recorded; there may be a million."""
-
 PROGRESS_ROWS = 100
 """Rows between two calls of ``progress``."""
-
 BATCH_BYTES = 16 << 20
 """About how much is held in memory before it is written."""
 

@@ -216,17 +216,14 @@ def _zip_entries(path: AnyPath) -> Iterator[_Entry]:
             raise CorruptFile("its members overlap, as in a zip bomb", "do not trust it")
         text.check_ratio(sum(info.file_size for info in listed), size, text.MAX_FREE_BYTES)
         for info in listed:
-            yield _Entry("", info.orig_filename, info.file_size, partial(archive.open, info), _zip_problem(info), info.is_dir())
-
-
-def _zip_problem(info: zipfile.ZipInfo) -> str:
-    if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
-        return NOT_A_FILE
-    if info.flag_bits & 0x1:
-        return "the file is encrypted; decrypt the archive"
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile decompresses others in unbounded memory
-        return f"compression method {info.compress_type} is not supported; use deflate"
-    return ""
+            problem = ""
+            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+                problem = NOT_A_FILE
+            elif info.flag_bits & 0x1:
+                problem = "the file is encrypted; decrypt the archive"
+            elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile decompresses others in unbounded memory
+                problem = f"compression method {info.compress_type} is not supported; use deflate"
+            yield _Entry("", info.orig_filename, info.file_size, partial(archive.open, info), problem, info.is_dir())
 
 
 def _tar_entries(path: AnyPath) -> Iterator[_Entry]:

@@ -130,18 +130,13 @@ class TestInputs:
         assert batch.input_ids[:, [0, -1]].tolist() == [[1, 2], [1, 2]]
         assert batch.input_ids[:, 1:-1].amin() >= 3
 
-    def test_random_texts_have_their_length_and_no_padding(self):
+    def test_random_texts_and_pairs_have_no_padding_and_are_the_same_every_time(self):
         input = measured_input(build_task("lra-text", {}), "permuteformer-text", 5000)
         batch = input.random_batch(3, 5000)
-        assert batch.input_ids.shape == (3, 5000)
-        assert batch.input_ids.amax() < input.vocab_size == 259
         assert batch.mask.all()
         assert torch.equal(input.random_batch(3, 5000).input_ids, batch.input_ids)
-
-    def test_random_pairs_are_two_different_texts(self):
-        batch = build_task("lra-retrieval", {}).input.random_batch(2, 40)
-        assert batch.second_input_ids.shape == batch.input_ids.shape == (2, 40)
-        assert not torch.equal(batch.second_input_ids, batch.input_ids)
+        pair = build_task("lra-retrieval", {}).input.random_batch(2, 40)
+        assert not torch.equal(pair.second_input_ids, pair.input_ids)
 
     @pytest.mark.parametrize(
         ("task", "fields", "size"), [("wikitext-103", {}, 267_744), ("wikitext-103", {"vocab_size": 99}, 99), ("lm-bytes", {}, 259)]

@@ -1,11 +1,15 @@
 """The page in a real browser: mouse and keyboard, wide and narrow windows, light and dark colours."""
 
+import time
+
 import pytest
 from demo.conftest import serving
 from report import browser
 from small_data import png
 from train.conftest import image_run, make_run, pair_run  # noqa: F401 - fixtures
 
+from permuteformer.demo import api
+from permuteformer.train.generate import Generation
 from permuteformer.train.trained_model import load
 
 pytestmark = pytest.mark.skipif(browser.find() is None, reason="no Chromium here: none of " + ", ".join(browser.NAMES) + " is on the path")
@@ -151,7 +155,13 @@ def test_a_typed_text_is_predicted_and_explained(page):
     assert page.run("document.querySelectorAll('#largest tbody tr').length") == 3
 
 
-def test_a_text_is_generated_and_stopped(window, speaker):
+def test_a_text_is_generated_and_stopped(window, speaker, monkeypatch):
+    class Slow(Generation):
+        def __next__(self):
+            time.sleep(0.01)  # 2,000 tokens take 20 seconds at least
+            return super().__next__()
+
+    monkeypatch.setattr(api, "Generation", Slow)
     window.problems.clear()
     with serving(speaker) as server:
         window.open(server.address, still=True)

@@ -16,6 +16,7 @@ from permuteformer.tasks.base import Task
 from permuteformer.tasks.inputs import UNSCORED, Batch, Input
 from permuteformer.tasks.lra import check_choice
 from permuteformer.tasks.readers.errors import Errors
+from permuteformer.tasks.readers.text import lines
 from permuteformer.tasks.store import Items, Row
 from permuteformer.tasks.tokenization import ByteTokens, Tokenizer, WordTokens, check_size, tokenizer_from_json
 from permuteformer.tokens import PAPER, word_list
@@ -201,13 +202,19 @@ class LanguageTask(Task):
         self._bytes: dict[str, int] = {}
         self._words: list[str] = []
         if self.unit == "words":
-            training = (lines for split, lines in documents(Errors(skip=errors.skip)) if split == "train")
+            training = (document for split, document in documents(Errors(skip=errors.skip)) if split == "train")
             self._words = word_list(chain.from_iterable(training), min_frequency=self.min_frequency or 1, pad_token=None)
         tokenizer = self._tokenizer(self._words)
-        for split, lines in documents(errors):
-            for tokens, size in tokenizer.encode_document(lines):
+        for split, document in documents(errors):
+            for tokens, size in tokenizer.encode_document(document):
                 self._bytes[split] = self._bytes.get(split, 0) + size
                 yield split, {"token": tokens}
+
+
+def file_documents(files: Sequence[tuple[str, Path]], errors: Errors) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield text files, given with their splits, as documents."""
+    for split, path in files:
+        yield split, (line for _, line in lines(path, errors))
 
 
 def _exp(x: float) -> float:

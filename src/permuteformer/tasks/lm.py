@@ -10,7 +10,7 @@ from pathlib import Path
 
 from permuteformer.tasks.base import TASKS, NotReady, Recipe, Source
 from permuteformer.tasks.files import existing, split_named, text_files
-from permuteformer.tasks.language import LanguageTask
+from permuteformer.tasks.language import LanguageTask, file_documents
 from permuteformer.tasks.readers.errors import Errors
 from permuteformer.tasks.readers.text import lines
 from permuteformer.tasks.store import Row
@@ -63,18 +63,13 @@ class Lm(LanguageTask):
         files = [path] if path.is_file() else text_files(path, self.pattern, errors)
         if not files:
             raise NotReady(f"{path} has no file that matches pattern {self.pattern!r}")
-        splits = {file: split for file in files if len(files) > 1 and (split := split_named(file.name))}
-        unnamed = [file.name for file in files if file not in splits]
-        if splits and unnamed:
+        named = [(split, file) for file in files if len(files) > 1 and (split := split_named(file.name))]
+        if named and len(named) < len(files):
+            unnamed = [file.name for file in files if not split_named(file.name)]
             raise ValueError(
                 f"files of {path} have splits in their names, but {', '.join(unnamed[:5])} has none: rename it, or set pattern"
             )
-
-        def by_name(errors: Errors) -> Iterator[tuple[str, Iterable[str]]]:
-            for file, split in splits.items():
-                yield split, (line for _, line in lines(file, errors))
-
-        return self.encode(by_name if splits else partial(_cut, path, files), errors)
+        return self.encode(partial(file_documents, named) if named else partial(_cut, path, files), errors)
 
 
 def _cut(path: Path, files: list[Path], errors: Errors) -> Iterator[tuple[str, Iterable[str]]]:

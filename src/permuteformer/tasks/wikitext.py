@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from permuteformer.tasks.base import TASKS, NotReady, Recipe, Source
-from permuteformer.tasks.language import LanguageTask
+from permuteformer.tasks.language import LanguageTask, file_documents
 from permuteformer.tasks.lm import LM_RECIPE
-from permuteformer.tasks.readers.errors import Errors
-from permuteformer.tasks.readers.text import lines
-from permuteformer.tasks.store import Row
 
 FILE_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 """Splits by their names in the files."""
@@ -59,17 +56,11 @@ class WikiText(LanguageTask):
                 if found and "train" not in found and self.unit == "words":  # bytes can be scored without a training file
                     without_train.append(f"{place}/{pattern.format('train')}")
                 elif found:
-                    yield Source(f"{place}/{pattern.format('*')}", tuple(found.values()), partial(self._read, found), note=self.note)
+                    rows = partial(self.encode, partial(file_documents, list(found.items())))
+                    yield Source(f"{place}/{pattern.format('*')}", tuple(found.values()), rows, note=self.note)
         if without_train:
             missing = folder / without_train[0]
             raise NotReady(f"{missing} is missing, which the vocabulary is made of; unit='bytes' (--task.unit bytes) does not need it")
-
-    def _read(self, files: Mapping[str, Path], errors: Errors) -> Iterator[tuple[str, Row]]:
-        def documents(errors: Errors) -> Iterator[tuple[str, Iterable[str]]]:
-            for split, path in files.items():
-                yield split, (line for _, line in lines(path, errors))
-
-        return self.encode(documents, errors)
 
 
 def _file(path: Path) -> Path | None:

@@ -6,7 +6,8 @@ import torch
 from permuteformer.bench import subjects
 from permuteformer.bench.eager import EagerModel, eager_attention
 from permuteformer.bench.inputs import prepare
-from permuteformer.bench.subjects import METHODS, TRANSFORMERS_PEERS, make_decode, make_formula, make_model, make_op, make_peer
+from permuteformer.bench.subjects import METHODS, make_decode, make_formula, make_model, make_op, make_peer
+from permuteformer.bench.sweeps import TRANSFORMERS_PEERS
 from permuteformer.ops.feature_map import relu_eps
 from permuteformer.ops.linear import linear_attention
 from permuteformer.positions.permute import Permute

@@ -12,7 +12,7 @@ from report.sample import SCRIPT, run_folder
 from rich.console import Console
 
 from permuteformer.formatting import escape_markdown
-from permuteformer.report.content import build_report, relative_path
+from permuteformer.report.content import build_report
 from permuteformer.report.render import csv_table, escape_latex, html_page, latex_tables, markdown_page
 from permuteformer.report.terminal import print_tables
 
@@ -225,8 +225,3 @@ def test_bad_labels_and_values_come_through_every_writer(tmp_path):
 
 def test_the_page_is_the_same_every_time(report, folder):
     assert html_page(report, folder) == (folder / "index.html").read_text()
-
-
-def test_paths_are_relative_to_the_report():
-    assert relative_path("/a/b/run", "/a/c/report") == "../../b/run"
-    assert relative_path("/a/b/results.jsonl:3", "/a/b") == "results.jsonl:3"

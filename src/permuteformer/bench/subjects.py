@@ -16,6 +16,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from permuteformer.bench.eager import EagerModel, eager_attention
 from permuteformer.bench.inputs import Prepared, inference_step, prepare, training_step
+from permuteformer.bench.sweeps import TRANSFORMERS_PEERS
 from permuteformer.models import PRESETS, PermuteFormerConfig, PermuteFormerForCausalLM
 from permuteformer.models.inspection import summarize
 from permuteformer.ops.feature_map import relu_eps
@@ -31,14 +32,6 @@ PREFILL = 4096
 """Tokens that a language model reads at a time."""
 TRAINING_WORK = 3
 """Work of forward and backward in forward passes: a product has two gradients."""
-
-TRANSFORMERS_PEERS = {
-    "hf-nystromformer": "Nystromformer",
-    "hf-longformer": "Longformer",
-    "hf-bigbird": "BigBird",
-    "hf-modernbert": "ModernBert",
-}
-"""Rows of ``sweeps.PEERS`` and the names of their classes in transformers."""
 
 
 @dataclass(frozen=True)

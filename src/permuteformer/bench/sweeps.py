@@ -36,7 +36,14 @@ Curves = Mapping[str, Mapping[str, Mapping[int, Case]]]
 
 SWEEPS = ("ops", "train", "latency", "decode", "scaling")
 
-PEERS = ("hf-nystromformer", "hf-longformer", "hf-bigbird", "hf-modernbert", "performer-pytorch")
+TRANSFORMERS_PEERS = {
+    "hf-nystromformer": "Nystromformer",
+    "hf-longformer": "Longformer",
+    "hf-bigbird": "BigBird",
+    "hf-modernbert": "ModernBert",
+}
+"""Rows that are models of transformers, and the names of their classes."""
+PEERS = (*TRANSFORMERS_PEERS, "performer-pytorch")
 """Rows that are models of other libraries."""
 OURS = "permuteformer"
 FORMULA = "formula"

@@ -264,27 +264,29 @@ def shorten(text: str, most: int = 60) -> str:
 
 def metric_quantity(run: Run) -> Quantity:
     """Return the metric of the run's task on the test split; accuracy in percent."""
-    percent = run.metric == "accuracy"
 
     def read(one: Run) -> float | None:
-        value = number(one.result.get("value"))
-        return None if value is None or one.status != FINISHED else value * (100 if percent else 1)
+        return _scaled(run, one.result.get("value")) if one.status == FINISHED else None
 
     unit = {"bytes": " per byte", "words": " per word"}.get(str(run.task.get("unit")), "") if run.metric == "perplexity" else ""
-    return Quantity(run.metric.replace("_", " ") + unit, "%" if percent else "", read, fixed, run.greater_is_better)
+    return Quantity(run.metric.replace("_", " ") + unit, "%" if run.metric == "accuracy" else "", read, fixed, run.greater_is_better)
 
 
 def metric_of(run: Run, metrics: object) -> float | None:
     """Return the metric of the run's task from the metrics of an event; accuracy in percent."""
-    value = number(metrics.get(run.metric)) if isinstance(metrics, dict) else None
-    return value if value is None or run.metric != "accuracy" else 100 * value
+    return _scaled(run, metrics.get(run.metric)) if isinstance(metrics, dict) else None
 
 
 def baselines_of(run: Run) -> dict[str, float]:
     """Return the metric of predictors without a model, such as the most frequent label; accuracy in percent."""
     given = run.task.get("baselines")
-    values = {str(name): number(value) for name, value in given.items()} if isinstance(given, dict) else {}
-    return {name: value * (100 if run.metric == "accuracy" else 1) for name, value in values.items() if value is not None}
+    values = {str(name): _scaled(run, value) for name, value in given.items()} if isinstance(given, dict) else {}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _scaled(run: Run, metric: Any) -> float | None:
+    value = number(metric)
+    return value if value is None or run.metric != "accuracy" else 100 * value
 
 
 def show_baseline(run: Run, value: float) -> str:

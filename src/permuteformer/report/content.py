@@ -98,14 +98,6 @@ def run_line(run: Run) -> str:
     return " · ".join(parts)
 
 
-def relative_path(path: str, output: str | os.PathLike[str]) -> str:
-    """Return the path of a run as seen from the folder of the report."""
-    try:
-        return os.path.relpath(path, output).replace(os.sep, "/")
-    except ValueError:  # another drive
-        return path
-
-
 def _unique_names(figures: Sequence[Figure], taken: set[str]) -> tuple[Figure, ...]:
     """Rename figures whose name is taken: names are those of files and ids."""
     renamed = []

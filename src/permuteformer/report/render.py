@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from permuteformer.formatting import escape_cell, escape_markdown, format_duration, printable
 from permuteformer.report.cells import Cell, fixed
-from permuteformer.report.content import Report, relative_path, run_line
+from permuteformer.report.content import Report, run_line
 from permuteformer.report.runs import MAX_TEXT, Run, number
 from permuteformer.report.tables import Table
 from permuteformer.version import __version__
@@ -75,9 +75,9 @@ def markdown_page(report: Report, output: str | os.PathLike[str]) -> str:
     """Return the report as Markdown, with figures as files beside it. Paths of runs are relative to ``output``."""
 
     def place(run: Run) -> str:
-        return printable(relative_path(run.path, output), MAX_TEXT)
+        return printable(os.path.relpath(run.path, output), MAX_TEXT)
 
-    template = environment(finalize=_escape_markdown).get_template("report.md.j2")
+    template = environment(finalize=lambda value: escape_markdown(str(value))).get_template("report.md.j2")
     return template.render(title=TITLE, report=report, run_line=run_line, place=place, markdown_cell=_markdown_cell)
 
 
@@ -147,10 +147,6 @@ def sha256_source(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
-def _escape_markdown(value: object) -> str:
-    return escape_markdown(str(value))
-
-
 def _markdown_cell(cell: Cell) -> str:
     if not cell.text and not cell.paper_text:
         return "–"
@@ -173,7 +169,7 @@ def _latex_columns(table: Table) -> list[dict[str, Any]]:
 
 def _details(run: Run, output: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what the page shows of a run: the link to its file, and one text per part of its record."""
-    path = relative_path(run.path, output)
+    path = os.path.relpath(run.path, output)
     file = path.rpartition(":")[0] if run.path.rpartition(":")[0].endswith(".jsonl") else path
     parts = {
         "Command": run.command,

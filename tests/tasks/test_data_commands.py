@@ -21,7 +21,6 @@ UNUSABLE = {
     "no such column": ("a.csv", ["review,stars2", *LINES], [], r"a\.csv .*label.*'review', 'stars2'.*--label"),
     "missing file": ("a.csv", None, [], r"file not found: .*a\.csv"),
     "Latin-1": ("a.csv", "\n".join(["text,label", *LINES, "café,a"]).encode("latin-1"), [], r"a\.csv, line 32: byte 0xe9 at offset 3"),
-    "missing image": ("a.csv", ["image,label", "none.png,a"], [], r"a\.csv, line 2: .*none\.png"),
     "truncated archive": ("a.tar", tar_bytes(PICTURES)[:9000], [], r"a\.tar: reading stopped at im/\w/\d+\.png: .*truncated"),
     "unreadable image": ("a.tar", tar_bytes([*PICTURES, ("im/a/bad.png", picture(1)[:50])]), [], r"a\.tar/im/a/bad\.png: .*truncated"),
     "one folder": ("a.tar", tar_bytes([("im/cat/1.png", picture(1)), ("im/cat/2.png", picture(2))]), [], r"a\.tar.*'cat'"),

@@ -101,18 +101,12 @@ def test_existing_folder_is_kept(generate, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seed": -1}, "seed .*-1"),
-        ({"seed": 0.5}, "seed .*0.5"),
-        ({"counts": {"train": 0}}, "train .*0"),
-        ({"counts": {"test": 2.5}}, "test .*2.5"),
-        *(({"processes": number}, f"processes .*{number}") for number in (0, 1.5, True)),
-    ],
+    ("name", "value"),
+    [("seed", -1), ("seed", 0.5), ("train", 0), ("train", 2.5), ("processes", 0), ("processes", 1.5), ("processes", True)],
 )
-def test_bad_options(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        GenerateOptions(**arguments)
+def test_bad_options(name, value):
+    with pytest.raises(ValueError, match=f"{name} .*{value}"):
+        GenerateOptions(**({"counts": {name: value}} if name == "train" else {name: value}))
 
 
 def test_an_unknown_split_is_refused(generate, tmp_path):

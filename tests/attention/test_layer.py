@@ -73,7 +73,17 @@ def test_half_lives_of_a_two_sided_decay():
 def test_the_gradient_of_a_learned_r(causal):
     layer, x = layer_of(causal=causal, decay=Decay(2, r=0.9, learnable=True, two_sided=not causal)), torch.randn(2, 60, 32).double()
     logit = layer.attention.position.encodings[1].logit
-    assert_close(*(torch.autograd.grad(y.square().sum(), logit)[0] for y in (layer(x)[0], layer_by_pairs(layer, x))))
+    assert_close(logit.sigmoid(), torch.full((2,), 0.9, dtype=torch.float64), torch.float32)
+
+    def loss(step=0.0):
+        with torch.no_grad():
+            logit[0] += step
+        return layer(x)[0].square().sum()
+
+    (gradient,) = torch.autograd.grad(loss(), logit)
+    difference = (loss(1e-5) - loss(-2e-5)) / 2e-5
+    assert_close(gradient[0], difference, torch.float32)
+    assert gradient[0].abs() > 1e-3
 
 
 def test_a_sequence_longer_than_the_period_warns():

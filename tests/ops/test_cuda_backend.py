@@ -34,12 +34,15 @@ def fla():
         yield
 
 
+def on_fla(test):
+    return needs_fla(pytest.mark.usefixtures("fla")(test))
+
+
 def tensors(length, m, d):
     return [torch.randn(B, length, H, size, device=DEVICE).transpose(1, 2) for size in (m, m, d)]
 
 
-@needs_fla
-@pytest.mark.usefixtures("fla")
+@on_fla
 @pytest.mark.parametrize("mode", ["causal", "decay", "two_sided"])
 @pytest.mark.parametrize(
     ("length", "axes", "masked", "packed"), [(2, 1, False, False), (64, 2, False, False), (70, 1, True, True), (66, 2, True, True)]
@@ -53,8 +56,7 @@ def test_it_is_the_paper(mode, length, axes, masked, packed):
         assert_close(ours / size, theirs / size, torch.float32)
 
 
-@needs_fla
-@pytest.mark.usefixtures("fla")
+@on_fla
 @pytest.mark.parametrize("mode", ["decay", "two_sided"])
 @pytest.mark.parametrize("continues", [True, False])
 def test_states_and_their_gradients(mode, continues):
@@ -86,8 +88,7 @@ def test_states_and_their_gradients(mode, continues):
         assert_close(ours / size, theirs / size, torch.float32)
 
 
-@needs_fla
-@pytest.mark.usefixtures("fla")
+@on_fla
 def test_any_encoding_and_feature_map():
     x = tensors(70, 12, 5)
     for options in ({"transform": Rope(12).to(DEVICE)}, {"feature_map": elu}):
@@ -95,8 +96,7 @@ def test_any_encoding_and_feature_map():
         assert_close(*found)
 
 
-@needs_fla
-@pytest.mark.usefixtures("fla")
+@on_fla
 @pytest.mark.parametrize("causal", [False, True])
 def test_values_that_are_not_finite(causal):
     segments = torch.tensor([0] * 5 + [1] * 10, device=DEVICE).expand(B, -1)
@@ -114,8 +114,7 @@ def test_values_that_are_not_finite(causal):
     assert state.kv[0, 1].isfinite().all()
 
 
-@needs_fla
-@pytest.mark.usefixtures("fla")
+@on_fla
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype):
     x = [t.to(dtype).requires_grad_() for t in tensors(9, 12, 5)]
@@ -126,8 +125,7 @@ def test_half_precision_is_computed_in_float32(dtype):
         assert_close(mine, other)
 
 
-@needs_fla
-@pytest.mark.usefixtures("fla")
+@on_fla
 def test_a_second_derivative_is_refused():
     x = [t.requires_grad_() for t in tensors(3, 4, 4)]
     out, _ = linear_attention(*x, feature_map=relu_eps, causal=True, backend="cuda")

@@ -30,16 +30,6 @@ def cycle_lengths(permutation):
     return [sorted(row) for row in cycles.length.tolist()]
 
 
-@given(permutations, st.integers(-40, 40))
-def test_closed_form_is_the_iterated_table(rows, power):
-    permutation = torch.tensor(rows)
-    step = permutation if power >= 0 else permutation.argsort(-1)
-    expected = torch.arange(permutation.shape[1]).expand_as(permutation)
-    for _ in range(abs(power)):
-        expected = step.gather(-1, expected)
-    assert torch.equal(permutation_power(decompose(permutation), torch.tensor([[power]]))[:, 0], expected)
-
-
 @given(permutations, st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_powers_add_up(rows, i, j):
     cycles = decompose(torch.tensor(rows))

@@ -30,3 +30,10 @@ def run(*words, code=0, stdin=b"", columns=300):
     output = Output(stdout + stderr)
     output.stdout, output.stderr = stdout, stderr
     return output
+
+
+def refused(*words, code=1):
+    """Return the line with which a command refuses; it must be one."""
+    output = run(*words, code=code)
+    assert output.count("\n") == 1, output
+    return output

@@ -6,7 +6,7 @@ import re
 from unittest.mock import patch
 
 import pytest
-from commands import run
+from commands import refused, run
 
 from permuteformer.cli import COMMANDS
 from permuteformer.cli.options import FLAT_TASK_OPTIONS, parse
@@ -147,9 +147,7 @@ def test_flags_none_lists_and_json():
     ],
 )
 def test_words_that_cannot_be_parsed_are_refused_with_the_nearest_option(words, message):
-    output = run(*words.split(), code=2)
-    assert re.search(message, output), output
-    assert output.count("\n") == 1
+    assert re.search(message, refused(*words.split(), code=2))
 
 
 @pytest.mark.parametrize(
@@ -179,9 +177,7 @@ def test_words_that_cannot_be_parsed_are_refused_with_the_nearest_option(words, 
 )
 def test_errors_are_one_line_and_nothing_is_started(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output = run(*words.split(), code=1)
-    assert re.search(message, output), output
-    assert output.count("\n") == 1, output
+    assert re.search(message, refused(*words.split()))
     assert not list(tmp_path.rglob("experiment.json"))
 
 

@@ -112,6 +112,8 @@ def test_weights_of_the_middle_pixel(head, r):
     found = head_view(chosen)
     torch.testing.assert_close(torch.tensor(found["map"]["permuteformer"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
     assert found["decay_axis"] == head % 2
+    assert found["axis"] == [0] * 4 + [1] * 4
+    assert len(found["order"]) == 2
 
 
 @pytest.mark.parametrize("head", [4, 5])
@@ -131,15 +133,6 @@ def test_default_half_lives_of_an_encoder():
     image = [head_view(choice(head=head, **IMAGE))["half_life"] for head in range(HEADS)]
     assert image[::2] == pytest.approx(image[1::2])
     assert (image[0], image[-1]) == pytest.approx((1, SIDE * SIDE / 4))
-
-
-def test_two_axes():
-    found = head_view(choice(r=None, features=32, **IMAGE))
-    weights = torch.tensor(found["map"]["permuteformer"])
-    assert weights.shape == (SIDE, SIDE)
-    assert weights.argmax() == SIDE * SIDE // 2
-    assert found["axis"] == [0] * 16 + [1] * 16
-    assert len(found["order"]) == 2
 
 
 def test_a_short_half_life_gives_a_warning():

@@ -91,29 +91,22 @@ def wrong(**fields):
     [
         ("/api/positions", {}, "axes.*None"),
         ("/api/positions", wrong(features=1), "features.*2.*128.*1"),
-        ("/api/positions", wrong(features=10**9), "1000000000"),
         ("/api/positions", wrong(features=16.5), "features.*16.5"),
-        ("/api/positions", wrong(features="16"), "features.*'16'"),
         ("/api/positions", wrong(features=True), "features.*True"),
         ("/api/positions", wrong(seed=-1), "seed.*-1"),
         ("/api/positions", wrong(seed=10**4000), "seed.*1000"),
         ("/api/positions", wrong(head=8), "head.*0.*7.*8"),
         ("/api/positions", wrong(permutation="shuffle"), "random.*max_order.*none.*'shuffle'"),
-        ("/api/positions", wrong(permutation=["random"]), "permutation.*random"),
         ("/api/positions", wrong(r=0), "r .*1e-06.*1.* 0"),
-        ("/api/positions", wrong(r=1.01), "1.01"),
         ("/api/positions", wrong(r="paper"), "'default', null.*'paper'"),
         ("/api/positions", wrong(r=["default"]), r"\['default'\]"),
         ("/api/positions", wrong(r=True), "True"),
-        ("/api/positions", wrong(r=-0.5, causal=False, axes=2), "-0.5"),
         ("/api/positions", wrong(r=float("nan")), "nan"),
-        ("/api/positions", wrong(r=float("inf")), "inf"),
         ("/api/positions", wrong(r=10**400), "1e-06.*1000"),
         ("/api/positions", wrong(axes=3), "axes.*1, 2.*3"),
         ("/api/positions", wrong(axes=2), "causal.*false.*True"),
         ("/api/positions", wrong(causal=0), "causal.*false, true.*0"),
         ("/api/positions", wrong(axes=2, causal=False, features=3), "features.*4.*128.*3"),
-        ("/api/positions", wrong(alike=1), "alike.*false, true.*1"),
         ("/api/positions", wrong(colour="red"), "'colour'"),
         ("/api/predict", {}, "text.*None"),
         ("/api/predict", {"text": ["x"]}, r"text.*\['x'\]"),
@@ -136,23 +129,18 @@ def test_a_bad_field_gets_a_message(server, path, body, message):
     [
         ({"path": "/nowhere"}, 404),
         ({"path": "/../../etc/passwd"}, 404),
-        ({"path": "/page.html"}, 404),
         ({"path": "/?x=1"}, 404),
-        ({"path": "/api/nothing", "body": {}}, 404),
         ({"path": "/api/positions"}, 404),
         ({"path": "/", "body": {}}, 404),
-        ({"path": "/", "method": "PUT"}, 501),
         ({"path": "/", "method": "HEAD"}, 501),
         ({"path": "/", "method": "BREW"}, 501),
         ({"path": "/api/positions", "body": HEAD, "headers": {"Content-Type": "text/plain"}}, 415),
-        ({"path": "/api/positions", "body": HEAD, "headers": {"Content-Type": "application/x-www-form-urlencoded"}}, 415),
         ({"path": "/api/positions", "raw": b"{"}, 400),
         ({"path": "/api/positions", "raw": b"[]"}, 400),
         ({"path": "/api/positions", "raw": b"\xff\xfe"}, 400),
         ({"path": "/api/positions", "raw": b"[" * 100_000}, 400),
         ({"path": "/api/positions", "raw": b" " * (LARGEST_BODY + 1)}, 413),
         ({"path": "/api/positions", "body": HEAD, "headers": {"Host": "evil.example"}}, 421),
-        ({"path": "/", "headers": {"Host": "evil.example:8000"}}, 421),
         ({"path": "/", "headers": {"Host": "127.0.0.1"}}, 421),
         ({"path": "/api/positions", "body": HEAD, "headers": {"Origin": "http://evil.example"}}, 403),
         ({"path": "/api/positions", "body": HEAD, "headers": {"Origin": "null"}}, 403),
@@ -183,9 +171,7 @@ def test_refused_requests(server, request_, status):
 def test_malformed_requests(server, sent, status):
     with socket.create_connection((HOST, server.server_port), timeout=30) as connection:
         connection.sendall(sent.replace(b"%s", f"{HOST}:{server.server_port}".encode()))
-        answer = b""
-        while some := connection.recv(65536):
-            answer += some
+        answer = connection.makefile("rb").read()
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.split()[1] == str(status).encode()
     assert json.loads(body)["error"]

@@ -109,11 +109,16 @@ def test_later_version_of_the_same_format_is_loaded(text_run):
     ("part", "damage"),
     [
         ("task", lambda task: None),
+        ("task", lambda task: {"kind": "sums"}),
         ("task", lambda task: {**task, "labels": ["bad", "good"]}),
         ("task", lambda task: {**task, "columns": 3}),
+        ("task", lambda task: {**task, "input": {"max_length": 5}}),
+        ("task", lambda task: {**task, "input": {**task["input"], "alphabet": {"count": 256}}}),
         ("task", lambda task: {**task, "input": {**task["input"], "max_length": 1}}),
         ("task", lambda task: {**task, "input": {**task["input"], "max_length": 10**12}}),
+        ("experiment", lambda experiment: None),
         ("experiment", lambda experiment: 3),
+        ("experiment", lambda experiment: {"task": "classify"}),
         ("experiment", lambda experiment: {**experiment, "colour": 2}),
     ],
 )

@@ -98,6 +98,7 @@ def explain(
     item: NewItem | str,
     *,
     answer: str | None = None,
+    measured: int = MEASURED,
     progress: Callable[[int], None] | None = None,
 ) -> Explanation:
     """Attribute the answer of a model to the tokens of an item (integrated gradients), and measure the largest by blanking them.
@@ -106,6 +107,7 @@ def explain(
         trained: from ``permuteformer.train.trained_model.load``.
         item: from ``permuteformer.train.predict``; for a language model a text, whose next token is explained.
         answer: the label, or the next character or word, to explain; default: the most likely one.
+        measured: largest number of spans to blank.
         progress: receives the number of further steps, at most ``WORK`` in all.
     """
     began = time.perf_counter()
@@ -119,7 +121,7 @@ def explain(
             raise ValueError(unknown("answer", answer, list(numbers)))
         question = question.about(numbers[answer])
     found = integrated_gradients(question, progress)
-    parts, agreement = _parts(asked.pieces, trained.input, question, found, progress)
+    parts, agreement = _parts(asked.pieces, trained.input, question, found, measured, progress)
     likeliest = question.probabilities.topk(min(ANSWERS, len(question.probabilities)))
     answers = zip(question.answers[likeliest.indices].tolist(), likeliest.values.tolist(), strict=True)
     return Explanation(
@@ -196,14 +198,14 @@ def _ask_prompt(trained: TrainedModel, prompt: str) -> _Asked:
 
 
 def _parts(
-    pieces: list[_Pieces], input: Input, question: Question, found: Attribution, progress: Callable[[int], None] | None
+    pieces: list[_Pieces], input: Input, question: Question, found: Attribution, measured: int, progress: Callable[[int], None] | None
 ) -> tuple[tuple[Part, ...], float | None]:
     """Return the parts with values and spans, some of them measured, and the rank correlation of the two."""
     numbers = found.values.tolist()
     of_tokens = [[sum(numbers[first:last]) for first, last in pairwise(piece.starts)] for piece in pieces]
     spans = [(part, places) for part, piece in enumerate(pieces) for places in _spans(piece, input)]
     values = [sum(of_tokens[part][n] for n in places) for part, places in spans]
-    chosen = _chosen(values)
+    chosen = _chosen(values, measured)
     blanked = []
     for part, places in (spans[s] for s in chosen):
         starts = pieces[part].starts
@@ -241,12 +243,12 @@ def _spans(piece: _Pieces, input: Input) -> Iterator[list[int]]:
         yield span
 
 
-def _chosen(values: Sequence[float]) -> list[int]:
+def _chosen(values: Sequence[float], count: int) -> list[int]:
     """Return the numbers of the spans that are measured, those with the largest values first."""
     by_size = sorted(range(len(values)), key=lambda n: -abs(values[n]))
-    top, rest = by_size[: MEASURED // 2], sorted(by_size[MEASURED // 2 :])
-    few = min(MEASURED // 2, len(rest))
-    return [*top, *(rest[n * len(rest) // few] for n in range(few))]
+    few = min(count // 2, max(0, len(by_size) - count // 2))
+    top, rest = by_size[: count - few], sorted(by_size[count - few :])
+    return [*top, *(rest[n * len(rest) // few] for n in range(few) if rest)]
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_data import SHARED
+from task_checks import batches_of
 
 from permuteformer.tasks import SPLITS, NotReady
 from permuteformer.tasks.language import WindowItems
@@ -27,12 +28,6 @@ def wiki(folder, name, **texts):
         (folder / name / f"wiki.{split}.tokens").write_text(text)
 
 
-def batches(task, split, size):
-    items = task.items(split)
-    for first in range(0, len(items), size):
-        yield task.input.collate(items[first : first + size])
-
-
 def stored(task, split):
     """Return the stored tokens of a split: words, or the text of bytes."""
     tokens = task.rows(split).column("token")
@@ -41,7 +36,7 @@ def stored(task, split):
 
 def sums_of(task, split, size, logits):
     sums = {}
-    for batch in batches(task, split, size):
+    for batch in batches_of(task, split, size):
         for name, value in task.input.score(logits(batch), batch).items():
             sums[name] = sums.get(name, 0.0) + float(value)
     return sums
@@ -84,7 +79,7 @@ def test_words_of_wikitext(tmp_path):
     assert len(words) % 8 == 0
     assert stored(task, "test") == [EOS, "the", "mat", EOS]
     assert stored(task, "validation") == ["the", "<unk>", "sat", EOS]
-    (batch,) = batches(task, "test", 2)
+    (batch,) = batches_of(task, "test", 2)
     assert [[words[n] for n in row] for row in batch.input_ids.tolist()] == [[EOS, EOS, "<pad>", "<pad>"], [EOS, EOS, "the", "mat"]]
     assert batch.mask.tolist() == [[True, True, False, False], [True] * 4]
     labels = [[words[n] if n >= 0 else "" for n in row] for row in batch.labels.tolist()]
@@ -115,7 +110,7 @@ def test_metrics_of_equally_likely_tokens(tmp_path, unit):
 def test_documents_of_bytes_start_with_cls_and_end_with_sep(tmp_path):
     for name, text in {"a.train.txt": "ab", "b.train.txt": "c\n", "c.test.txt": "x\n"}.items():
         (tmp_path / name).write_text(text)
-    (batch,) = batches(Lm(str(tmp_path), length=16, context=0), "train", 1)
+    (batch,) = batches_of(Lm(str(tmp_path), length=16, context=0), "train", 1)
     a, c = ([PAPER.first + byte for byte in text] for text in (b"ab\n", b"c\n"))
     assert batch.labels.tolist() == [[*a, PAPER.sep, *c, PAPER.sep]]
     assert batch.input_ids.tolist() == [[PAPER.cls, *a, PAPER.cls, *c]]

@@ -20,9 +20,6 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import Tensor, nn
 
 from permuteformer import POSITIONS, PermuteFormerAttention, PositionEncoding, build
@@ -84,7 +81,7 @@ def batch(size: int, length: int, generator: torch.Generator) -> Tensor:
     return torch.randint(VOCABULARY, (size, length), generator=generator)
 
 
-def train(name: str, steps: int, seed: int, progress: Progress) -> tuple[Model, list[float]]:
+def train(name: str, steps: int, seed: int) -> tuple[Model, list[float]]:
     """A trained model and its loss at every step."""
     torch.manual_seed(seed)
     model = MODELS[name]()
@@ -92,8 +89,7 @@ def train(name: str, steps: int, seed: int, progress: Progress) -> tuple[Model, 
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     losses = []
-    bar = progress.add_task(name, total=steps, loss="")
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         tokens = batch(BATCH, LENGTH, generator)
         logits = model(tokens)[:, DISTANCE:]
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, :-DISTANCE].flatten())
@@ -102,7 +98,8 @@ def train(name: str, steps: int, seed: int, progress: Progress) -> tuple[Model, 
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-        progress.update(bar, advance=1, loss=f"loss {loss.item():.3f}")
+        if step % 50 == 0:
+            print(f"{name}: step {step} of {steps}, loss {loss.item():.3f}", flush=True)
     return model, losses
 
 
@@ -144,32 +141,20 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error(f"--steps must be at least 1; it is {arguments.steps}")
-    console = Console()
     results: dict[str, dict[str, list[float]]] = {}
     begin = time.perf_counter()
-    columns = (
-        TextColumn("{task.description:14}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        for name in MODELS:
-            model, losses = train(name, arguments.steps, arguments.seed, progress)
-            results[name] = {"loss": losses, "accuracy": [accuracy(model, length, arguments.seed) for length in TEST_LENGTHS]}
-    table = Table(title=f"Accuracy (%) at several lengths (tokens), trained at {LENGTH}; guessing: {100 / VOCABULARY:.1f}")
-    table.add_column("length")
-    for length in TEST_LENGTHS:
-        table.add_column(str(length), justify="right")
+    for name in MODELS:
+        model, losses = train(name, arguments.steps, arguments.seed)
+        results[name] = {"loss": losses, "accuracy": [accuracy(model, length, arguments.seed) for length in TEST_LENGTHS]}
+    print(f"accuracy (%) by length in tokens, trained at {LENGTH}; guessing: {100 / VOCABULARY:.1f}")
+    print("length       ", *(f"{length:6}" for length in TEST_LENGTHS))
     for name, result in results.items():
-        table.add_row(name, *(f"{100 * a:.1f}" for a in result["accuracy"]))
-    console.print(table)
+        print(f"{name:13}", *(f"{100 * share:6.1f}" for share in result["accuracy"]))
     picture, record = arguments.output / "recall.png", arguments.output / "recall.json"
     plot(results, picture)
     facts = {"steps": arguments.steps, "seed": arguments.seed, "lengths": TEST_LENGTHS, "environment": environment()}
     record.write_text(json.dumps({**facts, "results": results}, indent=1))
-    console.print(f"{time.perf_counter() - begin:.0f} s. Picture: {picture}   Numbers: {record}")
+    print(f"{time.perf_counter() - begin:.0f} s. Picture: {picture}   Numbers: {record}")
 
 
 if __name__ == "__main__":

@@ -139,13 +139,6 @@ def test_no_steps_are_refused(name, example_here):
     assert re.search(r"--steps must be at least \d; it is 0", output)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "recall"])
-def test_help_says_what_it_shows_and_how_to_run_it(name, example_here):
-    code, output = example_here(name, "--help")
-    assert code == 0
-    assert f"    python examples/{name}.py" in output
-
-
 def is_alike(text, known):
     """Whether they say the same, with numbers that are nearly the same: another processor rounds otherwise, and a training feels it."""
     number = re.compile(r"\d[\d,]*\.?\d*(?:e-?\d+)?")
@@ -174,19 +167,6 @@ def test_the_notebook_gives_what_stands_in_it(tmp_path):
         shown += len(there)
     assert shown >= 8
     assert TOUR.stat().st_size < 100_000
-
-
-def test_a_cell_gives_what_it_prints_its_last_value_and_its_figures():
-    source = "from matplotlib import pyplot\nprint('one')\npyplot.figure()\n1 + 1"
-    cells = [
-        {"cell_type": "markdown", "source": "# title"},
-        {"cell_type": "code", "source": source},
-        {"cell_type": "code", "source": "x = 1"},
-    ]
-    title, first, second = run_notebook.run({"cells": cells})
-    assert (title, second) == ([], [])
-    assert run_notebook.texts(first) == ["one\n", "2"]
-    assert len(run_notebook.pictures(first)) == 1
 
 
 def measure(names):

@@ -121,7 +121,7 @@ def test_cells_show_the_papers_number_the_best_and_failures(text, report):
     assert best.best
     assert f'<td class="value best" data-value="{best.mean!r}"><a href="#{best.anchor}">{best.text}</a> <small>(2)</small>' in text
     assert '<td class="value failed" data-value=""><a href="#runs-1-small-transformer-text">out of memory</a>' in text
-    assert str(escape(report.tables[0].agreement.details)) in text
+    assert str(escape(report.tables[0].agreement.sentence)) in text
 
 
 def test_markdown_has_tables_links_and_figures(report, folder):

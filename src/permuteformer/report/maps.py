@@ -86,7 +86,7 @@ def similarity_figure(title: str, distances: Sequence[int], panels: Mapping[str,
     caption = "Similarity of a token to itself by distance: the share of features back in place, times the decay."
     labels = ("", "score relative to distance 0")
     height = height_with_legend(heads, 2.2)
-    return _panels("similarity", title, caption, len(panels), paint_panel, labels, height, finish=finish, names=list(panels))
+    return _panels("similarity", title, caption, list(panels), paint_panel, labels, height, finish)
 
 
 def _maps_of(group: Group) -> Mapping[str, Any]:
@@ -210,36 +210,36 @@ def _heat_figure(
         canvas.colorbar(images[-1], ax=list(drawn), shrink=0.85, extend=extend).set_label(bar)
 
     caption += " One weight in two hundred is beyond the scale." if is_clipped else ""
-    return _panels(name, title, caption, len(layers), paint_layer, labels, 2.0, finish=finish, names=names)
+    return _panels(name, title, caption, names or len(layers), paint_layer, labels, 2.0, finish)
 
 
 def _panels(
     name: str,
     title: str,
     caption: str,
-    count: int,
+    panels: int | Sequence[str],
     paint_panel: Callable[[Axes, int], None],
     labels: tuple[str, str],
     panel_height: float,
     finish: Callable[[Canvas, Sequence[Axes]], None] | None = None,
-    names: Sequence[str] = (),
 ) -> Figure:
-    """Draw panels with the same axes, two side by side. Without names they are layers."""
-    columns = min(2, count)
+    """Draw panels with these titles, or so many layers, with the same axes, two side by side."""
+    names = [f"layer {layer + 1}" for layer in range(panels)] if isinstance(panels, int) else panels
+    count, columns = len(names), min(2, len(names))
     lines = -(-count // columns)
 
     def paint(canvas: Canvas) -> None:
-        panels = canvas.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flatten().tolist()
-        for number, axes in enumerate(panels[:count]):
+        drawn = canvas.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flatten().tolist()
+        for number, axes in enumerate(drawn[:count]):
             paint_panel(axes, number)
-            axes.set_title(names[number] if names else f"layer {number + 1}")
-        if len(panels) > count:
-            panels[-1].set_visible(False)
-            panels[-1 - columns].tick_params(labelbottom=True)
+            axes.set_title(names[number])
+        if len(drawn) > count:
+            drawn[-1].set_visible(False)
+            drawn[-1 - columns].tick_params(labelbottom=True)
         canvas.supxlabel(labels[0], fontsize=9)
         canvas.supylabel(labels[1], fontsize=9)
         if finish is not None:
-            finish(canvas, panels[:count])
+            finish(canvas, drawn[:count])
 
     return draw(name, title, caption, paint, 0.6 + panel_height * lines + (0.8 if columns == 1 else 0.0))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from permuteformer.report.cells import TRAINING_TIME, Group, group_runs, metric_quantity, unique
 from permuteformer.report.figure import Figure
-from permuteformer.report.runs import Loaded, Run, load_runs
+from permuteformer.report.runs import Run, load_runs
 from permuteformer.report.summary import finding, overview
 from permuteformer.report.tables import Table, build_tables
 
@@ -64,15 +64,11 @@ class Report:
 
 def build_report(inputs: Sequence[str | os.PathLike[str]], progress: Callable[[str], None] = lambda what: None) -> Report:
     """Read runs, fill tables and draw figures. ``progress`` receives what comes next."""
-    progress("reading runs")
-    return report_of(load_runs(inputs), progress)
-
-
-def report_of(loaded: Loaded, progress: Callable[[str], None] = lambda what: None) -> Report:
-    """Return the report of runs that were read."""
     from permuteformer.report.curves import length_figures, training_figures
     from permuteformer.report.maps import map_figures
 
+    progress("reading runs")
+    loaded = load_runs(inputs)
     skipped, names, groups = list(loaded.skipped), set[str](), group_runs(loaded.runs)
     sections = []
     for table in build_tables(groups):
@@ -111,10 +107,9 @@ def _environment(run: Run) -> str:
     found = run.environment
     versions = found.get("versions")
     parts = [str(found[name]) for name in ("device", "cpu", "platform") if found.get(name)]
-    for name in ("core", "thread", "process"):
-        plural = f"{name}{'es' if name == 'process' else 's'}"
-        if count := found.get(plural):
-            parts.append(f"{count} {name if count == 1 else plural}")
+    for one, many in (("core", "cores"), ("thread", "threads"), ("process", "processes")):
+        if count := found.get(many):
+            parts.append(f"{count} {one if count == 1 else many}")
     parts += [f"Python {found['python']}"] if found.get("python") else []
     parts += [f"{name} {version}" for name, version in versions.items()] if isinstance(versions, dict) else []
     parts += [f"revision {str(found['revision'])[:12]}"] if found.get("revision") else []

@@ -40,9 +40,9 @@ def attend(x, mode, tokens=slice(None), **more):
     return linear_attention(*(t[:, :, tokens] for t in x), **arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Case:
-    """A random call."""
+    """A random call. Equal fields make equal tensors."""
 
     mode: str
     length: int
@@ -70,20 +70,14 @@ class Case:
         if mask is not None:  # a masked token may hold anything
             q, k, v = (x.masked_fill(~mask[:, None, :, None], torch.nan) for x in (q, k, v))
         decay = torch.linspace(0.5, 1.0, self.heads, dtype=torch.float64)
-        positions = torch.randint(-5, 9, (*rows, self.axes)) if self.axes > 1 else None
+        self.tensors, self.mask = (q, k, v), mask
+        self.positions = torch.randint(-5, 9, (*rows, self.axes)) if self.axes > 1 else None
         if self.far:
-            positions = torch.randint(-(10**12), 10**12, (*rows, self.axes))
-        made = {
-            "tensors": (q, k, v),
-            "encoding": Permute(self.heads, self.features, self.axes) if self.permuted else None,
-            "log_decay": decay.log() if self.mode in ("decay", "two_sided") else None,
-            "mask": mask,
-            "segments": (torch.rand(rows) > 0.8).long().cumsum(1) if self.packed else None,
-            "global_mask": torch.rand(rows) > 0.8 if self.has_global else None,
-            "positions": positions,
-        }
-        for name, value in made.items():
-            object.__setattr__(self, name, value)
+            self.positions = torch.randint(-(10**12), 10**12, (*rows, self.axes))
+        self.encoding = Permute(self.heads, self.features, self.axes) if self.permuted else None
+        self.log_decay = decay.log() if self.mode in ("decay", "two_sided") else None
+        self.segments = (torch.rand(rows) > 0.8).long().cumsum(1) if self.packed else None
+        self.global_mask = torch.rand(rows) > 0.8 if self.has_global else None
 
     @property
     def causal(self):

@@ -27,8 +27,12 @@ EVERY_STEP = ["--checkpoint-minutes", "0"]
 
 UPDATE, EVALUATE = "permuteformer.train.step.Updater.update", "permuteformer.train.loop.evaluate"
 
-TIMES = "seconds logged_seconds tokens_per_second memory_bytes peak_memory_bytes metrics_bytes started resumed command".split(" ")
-"""Values in JSON files that differ between two runs."""
+TIMES = (
+    "seconds logged_seconds tokens_per_second memory_bytes peak_memory_bytes metrics_bytes started resumed command revision clean".split(
+        " "
+    )
+)
+"""Values in JSON files that differ between two runs; the revision does if somebody commits meanwhile."""
 TEXTS = ("log.txt", "README.md", "checksums.json")
 """Files that contain times."""
 UNFINISHED = re.compile(r"\.(partial|new|replaced|removed|next|old)$")

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from train import runs
 from train.runs import record, result, tiny, words
 
+from permuteformer.models import PermuteFormerForSequenceClassification
+
 # With a large epsilon Adam does not make a whole step of a gradient that is zero except for rounding.
 EXACT = {"hidden_dropout": 0, "adam_epsilon": 1e-3, "learning_rate": 0.05, "warmup_steps": 3, "epochs": 2}
 ODD = {**EXACT, "train_items": 37}
@@ -92,6 +94,14 @@ def test_signal_to_one_process_stops_all_and_resume_gives_the_same_bytes(task, m
     assert message in Command("resume", folder, processes=2 if more else 1).end(1)
     Command("resume", folder, *more, processes=2).end()
     assert not differences(folder, whole(*command, *more, processes=2))
+
+
+def test_sharded_model_is_saved_as_a_plain_one(whole):
+    folder = whole(*words(tiny(**MICRO)), *SHARD, processes=2)
+    model, info = PermuteFormerForSequenceClassification.from_pretrained(folder / "model", output_loading_info=True)
+    assert model.config.architectures == ["PermuteFormerForSequenceClassification"]
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (folder / "attention_maps.json").exists()
 
 
 @pytest.mark.parametrize(

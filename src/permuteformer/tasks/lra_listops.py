@@ -32,6 +32,9 @@ class LraListops(LraTask):
 
     The paper leaves it out: answering 0 if the first token is MIN, 9 if it is MAX and 4 otherwise beats the models it compares with. That
     answer is one of the task's ``baselines``.
+
+    >>> LraListops().input.vocab_size, LraListops().input.labels[:3]
+    (18, ('0', '1', '2'))
     """
 
     title = "nested MIN, MAX, MED, SM"

@@ -31,6 +31,9 @@ class LraPathfinder(LraTask):
     """Images with two discs and many dashed lines.
 
     The splits are the first 80 %, the next 10 % and the last 10 % of the images in the order of the metadata, as LRA's and the authors'.
+
+    >>> LraPathfinder(resolution=64, level="easy").input.grid
+    (64, 64)
     """
 
     title = "are two discs connected?"

@@ -34,7 +34,11 @@ HALVES = "pairs of halves of one article or of two; LRA's pairs cite each other 
 @TASKS.register("lra-retrieval")
 @dataclass(kw_only=True, eq=False)
 class LraRetrieval(LraTextTask):
-    """Pairs of papers of the ACL Anthology: does one cite the other?"""
+    """Pairs of papers of the ACL Anthology: does one cite the other?
+
+    >>> LraRetrieval(max_length=1024).input.kind, LraRetrieval().input.max_length
+    ('match', 4000)
+    """
 
     title = "pairs of ACL papers"
     licence = "ACL Anthology: CC BY 4.0 / CC BY-NC-SA 3.0"

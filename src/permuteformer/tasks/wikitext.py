@@ -71,7 +71,11 @@ def _file(path: Path) -> Path | None:
 @TASKS.register("wikitext-103")
 @dataclass(kw_only=True, eq=False)
 class WikiText103(WikiText):
-    """103 million words of good and featured articles: the paper's language models."""
+    """103 million words of good and featured articles: the paper's language models.
+
+    >>> WikiText103(unit="bytes").input_without_data(0).vocab_size
+    259
+    """
 
     title = "WikiText-103"
     recipe = PAPER_RECIPE
@@ -87,7 +91,11 @@ class WikiText103(WikiText):
 @TASKS.register("wikitext-2")
 @dataclass(kw_only=True, eq=False)
 class WikiText2(WikiText):
-    """2 million words of the same articles; validation and test are those of WikiText-103 with more <unk>."""
+    """2 million words of the same articles; validation and test are those of WikiText-103 with more <unk>.
+
+    >>> WikiText2(unit="bytes", length=256, context=128).input_without_data(0).max_length
+    256
+    """
 
     title = "WikiText-2"
     folders = ("wikitext-2", "wikitext-2-raw", "wikitext-2-v1", "wikitext-2-raw-v1")
@@ -102,7 +110,11 @@ class WikiText2(WikiText):
 @TASKS.register("wiki-en")
 @dataclass(kw_only=True, eq=False)
 class WikiEn(WikiText):
-    """Long articles of English Wikipedia in the layout of WikiText-103-raw: your own, or a stand-in for it."""
+    """Long articles of English Wikipedia in the layout of WikiText-103-raw: your own, or a stand-in for it.
+
+    >>> WikiEn().layouts[0]
+    'wiki_en/wiki.{train,valid,test}.raw, plain or compressed (.gz, .xz, .bz2)'
+    """
 
     title = "long articles of Wikipedia"
     folders = ("wiki_en", "wiki-en")

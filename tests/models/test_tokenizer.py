@@ -16,6 +16,7 @@ TEXTS = [
     *("", "a", " white  space \t\r\n kept\n", "no clean-up : do n't , please .", "Grüße, 世界 👩‍🚀 e\u0301"),
     *("\x00\x7f\x80\xff\u2028", "[CLS] [PAD][SEP] <unk></s>", "\U0010ffff"),
 ]
+VALID = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2" / "valid.txt"  # beside the checkout, never in it
 LINES = [" = Title = ", "", "the cat saw the dog", "the bird <unk> a cat"]
 
 
@@ -223,3 +224,12 @@ def test_bad_sources_are_refused(source, options, error, message):
     if not options and error is TypeError:
         with pytest.raises(error, match=message):
             encode_lines(word_tokenizer(LINES), source)
+
+
+@pytest.mark.skipif(not VALID.exists(), reason=f"{VALID} is not on this machine")
+def test_wikitext_has_the_published_counts():
+    text = VALID.read_text(encoding="utf-8").removesuffix("\n")
+    ids = encode_lines(tokenizer := word_tokenizer(VALID), VALID)
+    assert len(ids) == 217_646
+    assert int((ids == tokenizer.eos_token_id).sum()) == 3760
+    assert tokenizer.decode(ids.tolist()) == " ".join(" ".join([*line.split(), "</s>"]) for line in text.split("\n"))

@@ -1,3 +1,4 @@
+import itertools
 import math
 import statistics
 
@@ -143,3 +144,10 @@ def test_a_permutation_that_mixes_axes_is_refused():
         decompose(torch.tensor([[3, 0, 1, 2]]), axes=2)
     with pytest.raises(ValueError, match="axes .* 2, got 3"):
         axis_sizes(2, 3)
+
+
+def test_random_permutations_are_uniform():
+    drawn = random_permutation(6000, 3, torch.Generator().manual_seed(0)).tolist()
+    counts = [drawn.count(list(order)) for order in itertools.permutations(range(3))]
+    assert min(counts) > 850
+    assert max(counts) < 1150

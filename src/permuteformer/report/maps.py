@@ -64,6 +64,7 @@ def similarity_figure(title: str, distances: Sequence[int], panels: Mapping[str,
         panels: by title, numbers by head and distance, or by row and column.
         heads: names of the heads, for the legend; empty for maps by row and column.
     """
+    import numpy as np
     from matplotlib import colormaps
 
     values = _array(list(panels.values()), 3)

@@ -94,6 +94,7 @@ def test_commands_on_data(tmp_path):
     shown_by("data", "check", "classify", path, code=1)
     shown_by("data", "list", "--data", tmp_path / BAD)
     assert "too long" in shown_by("data", "list", "--data", "é" * 300, code=1)
+    assert len(shown_by("data", "check", "images", "é" * 5000, code=1)) < 3000
     shown_by("data", "check", "classify", f"missing {BAD}", code=1)
     shown_by("data", "check", BAD, code=1)
     shown_by("data", "check", "classify", path, f"--{BAD}", code=2)

@@ -166,7 +166,7 @@ def read_report(path):
     written = [render.html_page(made, path.parent), render.markdown_page(made, path.parent), render.latex_tables(made.tables)]
     for page in (*written, *map(render.csv_table, made.tables)):
         assert not {"\x1b", "\x9b", "\u202e"} & set(page)
-        assert "</script><script>" not in page
+    assert "</script><script>" not in written[0]
 
 
 def use_run(path):
@@ -258,7 +258,7 @@ LONG = (
 ).split(" ")
 """Functions behind commands that take long."""
 FIGURES = ("report.maps.map_figures", "report.curves.length_figures", "report.curves.training_figures")
-FIT = ("train.loop.finished_result", "train.loop.Trainer._fit", "train.loop.Trainer._finish")
+FIT = ("train.loop.finished_result", *(f"train.loop.Trainer.{name}" for name in ("_fit", "_finish", "_remove_old_checkpoints")))
 RUNS = "match/*.json match/*.jsonl results/*.jsonl"
 
 TARGETS = {

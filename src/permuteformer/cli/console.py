@@ -14,6 +14,8 @@ console = PlainConsole()
 
 READABLE = (ValueError, TypeError, OSError, MemoryError, ArithmeticError)
 """Errors whose messages say what to do."""
+MAX_MESSAGE = 2500
+"""Characters of a message that are shown; it may repeat a path of any length."""
 
 
 @contextmanager
@@ -29,7 +31,7 @@ def readable_errors() -> Iterator[None]:
             error = error.__cause__ or error  # type: ignore[assignment]
         elif not isinstance(error, READABLE):
             raise
-        PlainConsole(stderr=True).print(f"{error}", style="red", soft_wrap=True)
+        PlainConsole(stderr=True).print(f"{error}"[:MAX_MESSAGE], style="red", soft_wrap=True)
         raise SystemExit(1) from None
 
 

@@ -1,8 +1,9 @@
 """The configuration of every model: sizes, and an attention and position encodings by name."""
 
-from __future__ import annotations
+# No "from __future__ import annotations": huggingface_hub checks the types of fields, but not of annotations that are strings.
 
 import copy
+import math
 from dataclasses import field, fields
 from typing import Any, Literal
 
@@ -88,8 +89,8 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
     scale_embeddings: bool = False
     pooling: Literal["cls", "mean", "last"] = "cls"
     initialization: Literal["bert", "fairseq"] = "bert"
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-5
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float | int = 1e-5
     tie_word_embeddings: bool = True
     use_cache: bool = True
     pad_token_id: int | None = 0
@@ -97,7 +98,7 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
     eos_token_id: int | list[int] | None = 2
 
     @classmethod
-    def preset(cls, name: str, **overrides: Any) -> PermuteFormerConfig:
+    def preset(cls, name: str, **overrides: Any) -> "PermuteFormerConfig":
         """Return the configuration of a preset, with any field overridden: ``permuteformer models`` lists them."""
         if name not in PRESETS:
             raise ValueError(unknown("preset", name, PRESETS))
@@ -143,6 +144,9 @@ class PermuteFormerConfig(PreTrainedConfig):  # type: ignore[misc]
             raise ValueError(f"position must be a list of at most {MAX_ENCODINGS} encodings, got {len(self.position):,}")
         if not 0 <= self.hidden_dropout < 1:
             raise ValueError(f"hidden_dropout must be from 0 to below 1, got {self.hidden_dropout}")
+        for name in ("initializer_range", "layer_norm_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(unknown("hidden_act", self.hidden_act, ACT2FN))
         if self.pooling == "last" and not self.causal:

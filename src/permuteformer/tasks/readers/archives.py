@@ -223,7 +223,7 @@ def _zip_entries(path: AnyPath) -> Iterator[_Entry]:
                 problem = "the file is encrypted; decrypt the archive"
             elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # zipfile decompresses others in unbounded memory
                 problem = f"compression method {info.compress_type} is not supported; use deflate"
-            yield _Entry("", info.orig_filename, info.file_size, partial(archive.open, info), problem, info.is_dir())
+            yield _Entry("", info.orig_filename, info.file_size, partial(archive.open, info), problem, info.orig_filename.endswith("/"))
 
 
 def _tar_entries(path: AnyPath) -> Iterator[_Entry]:

@@ -1,6 +1,6 @@
 # make run    the paper's tables at small scale, on bundled data: at most 6 minutes on two cores
 # make test   everything that must hold: ruff, mypy, import-linter, pytest
-# make soak   kills, full disks, lost workers, damaged files, hostile input: about 25 minutes on two cores
+# make soak   kills, full disks, lost workers, damaged files, hostile input: about 10 minutes on two cores
 # make gpu    the GPU's kernels, on a GPU or in Triton's interpreter: installs triton and fla too (1 GB)
 # make release  wheel and source distribution in dist/, tried in an empty environment
 # make docs   the documentation as a site, in build/site

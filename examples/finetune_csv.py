@@ -1,13 +1,13 @@
-"""A pretrained model and a small table of your own: fine-tuning on a CSV.
+"""Fine-tune a pretrained model on a small CSV of your own.
 
-Messages of customers are made by rule. A classifier is trained on 2,000 of them to name the topic, and saved. Your own table is smaller,
-and has other labels: 24 messages, and which of two teams answers them. The saved model is loaded with a new output for these labels and
-trained on the 24; so is, for comparison, a model with new weights.
+The script generates customer messages from templates, trains a classifier of topics on 2,000 of them, and saves it. Then it loads the model
+with a new output layer for a smaller table with other labels: 24 messages, and which of two teams answers them. For comparison it also
+trains a model with new weights on the 24 messages.
 
     python examples/finetune_csv.py [--output runs/finetune]
 
-It prints the accuracy on 200 further messages before and after fine-tuning, and of the model with new weights (guessing: 50 %).
-The same for a file of yours is ``permuteformer train classify FILE.csv``, which trains from new weights.
+It prints the accuracy on 200 other messages: before and after fine-tuning, and of the model with new weights (chance: 50 %).
+To train on your own file, use ``permuteformer train classify FILE.csv``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENDINGS = ("does not work", "is wrong again", "came twice", "was lost", "takes f
 
 
 def write_table(path: Path, rows: dict[str, int], names: dict[str, str], seed: int) -> None:
-    """A CSV of messages with their labels: so many rows of each split, the label of each topic by ``names``."""
+    """Write a CSV of messages. ``rows`` are the numbers of rows by split, ``names`` the label of each topic."""
     chance = random.Random(seed)
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
@@ -55,13 +55,13 @@ def write_table(path: Path, rows: dict[str, int], names: dict[str, str], seed: i
 
 
 def labels_of(task: Task) -> dict[str, Any]:
-    """The fields of a configuration that name the labels."""
+    """Return the fields of a configuration that name the labels."""
     labels = task.input.labels
     return {"id2label": dict(enumerate(labels)), "label2id": {name: n for n, name in enumerate(labels)}}
 
 
 def new_model(task: Task) -> PermuteFormerForSequenceClassification:
-    """A classifier of bytes, of one layer. Its r halves a weight within two bytes: the letters of a word are near each other."""
+    """Return a byte classifier with one layer. Its r halves a weight every two bytes, since the letters of a word are close."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128, "hidden_dropout": 0.0}
     attention = {"name": "linear", "feature_multiplier": 2}
     position = [{"name": "permute"}, {"name": "decay", "r": 0.7, "two_sided": True}]
@@ -72,7 +72,7 @@ def new_model(task: Task) -> PermuteFormerForSequenceClassification:
 
 
 def fit(model: PermuteFormerForSequenceClassification, task: Task, epochs: int, learning_rate: float) -> None:
-    """Adam over the training split."""
+    """Train with Adam on the training split."""
     optimizer, items = torch.optim.Adam(model.train().parameters(), lr=learning_rate), task.items("train")
     for epoch in range(epochs):
         order = BatchSampler(len(items), 16, epoch=epoch)
@@ -85,12 +85,12 @@ def fit(model: PermuteFormerForSequenceClassification, task: Task, epochs: int, 
 
 
 def accuracy(model: PermuteFormerForSequenceClassification, task: Task) -> str:
-    """Of the test split, for people."""
+    """Return the accuracy on the test split, for printing."""
     return f"{100 * evaluate(model, task, 'test', batch_size=100)['accuracy']:5.1f} % right"
 
 
 def main() -> None:
-    """Pre-train, save, load for the table, fine-tune."""
+    """Pretrain, save, load for the table, fine-tune."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/finetune"), help="folder of tables and model (default: %(default)s)")
     folder = parser.parse_args().output

@@ -1,13 +1,13 @@
-"""Images with two axes of positions: what is learned on small images holds on larger ones.
+"""Images with two axes of positions: a model trained on small images also works on larger ones.
 
-An image has three lines, all across or all down, and 15 % of its pixels flipped. A classifier reads the pixels row by row and says
-which. With ``axes=2`` a position is (column, row), and each axis has permutations of its own; with ``axes=1`` positions count along the
-sequence, where the pixel below is a width further on, so in an image of another width it is not where it was. Both are trained on
-images of 10 x 10 pixels.
+An image has three lines, all horizontal or all vertical, and 15 % of its pixels are flipped. A classifier reads the pixels row by row and
+says which. With ``axes=2`` a position is (column, row), and each axis has its own permutations. With ``axes=1`` positions count along the
+sequence: the pixel below is one width further, so in an image of another width it is at another distance. Both models are trained on images
+of 10 x 10 pixels.
 
     python examples/image_2d.py [--steps 450] [--seed 0]
 
-It prints the accuracy of both on new images of 10 x 10 and of 14 x 14 (guessing: 50 %).
+It prints the accuracy of both on new images of 10 x 10 and of 14 x 14 pixels (chance: 50 %).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZE, LARGER, LINES, FLIPPED = 10, 14, 3, 0.15
 
 
 def images(count: int, size: int) -> tuple[Tensor, Tensor]:
-    """Images ``b size size`` of 0 and 255, and whether their lines go down."""
+    """Return images ``b size size`` of 0 and 255, and whether their lines are vertical."""
     columns = (torch.rand(count, size).argsort(1) < LINES).unsqueeze(1).expand(-1, size, -1)
     down = torch.randint(2, (count,))
     lines = torch.where(down.view(-1, 1, 1) == 1, columns, columns.transpose(1, 2))
@@ -32,13 +32,13 @@ def images(count: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def arguments_of(pixels: Tensor, axes: int) -> dict[str, Tensor]:
-    """Images as arguments of a model; with one axis it counts positions by itself."""
+    """Return images as arguments of a model; with one axis, the model counts positions itself."""
     tokens, positions = image_tokens(pixels)
     return {"input_ids": tokens, "position_ids": positions} if axes == 2 else {"input_ids": tokens}
 
 
 def train(axes: int, steps: int, seed: int) -> PermuteFormerForSequenceClassification:
-    """A classifier of one layer."""
+    """Train a classifier with one layer."""
     torch.manual_seed(seed)
     config = PermuteFormerConfig(
         vocab_size=PAPER.size,
@@ -66,13 +66,13 @@ def train(axes: int, steps: int, seed: int) -> PermuteFormerForSequenceClassific
 
 @torch.no_grad()
 def accuracy(model: PermuteFormerForSequenceClassification, size: int) -> float:
-    """Per cent of 500 new images that are told rightly."""
+    """Return the accuracy on 500 new images, in percent."""
     pixels, down = images(500, size)
     return 100 * float((model(**arguments_of(pixels, model.config.axes)).logits.argmax(-1) == down).double().mean())
 
 
 def main() -> None:
-    """Train both, and test both on both sizes."""
+    """Train both models and test them on both sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=450, help="training steps of each model (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="weights and images (default: %(default)s)")

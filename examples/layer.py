@@ -1,16 +1,16 @@
-"""The layer in plain PyTorch: relative positions in a network of your own.
+"""The layer in plain PyTorch: relative positions in your own network.
 
-The task is a change in a series: of readings 0 … 7 in a row, by how much (mod 8) does each differ from the one five places before?
-Nothing but the distance tells which reading is meant. Two small networks are trained on it that differ in one argument:
+The task: given a series of readings from 0 to 7, say by how much (mod 8) each reading differs from the one five places before. Only the
+relative position identifies that reading. Two small networks differ in one argument:
 
     permute + decay   PermuteFormer: linear attention whose features are permuted by position
     nothing           Performer: the same linear attention, with sinusoidal positions added to its input
 
-Then both read series eight times as long as those of training, and the first one reads a series in pieces, going on from its state.
+Both are tested on series eight times as long as in training, and the first one reads a series in chunks, passing its state on.
 
     python examples/layer.py [--steps 150] [--seed 0]
 
-It prints the accuracy of both at both lengths (guessing: 12.5 %), and how far the pieces are from the whole.
+It prints the accuracy of both at both lengths (chance: 12.5 %), and the largest difference between chunks and the whole series.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READINGS, LAG, WIDTH, HEADS, LENGTH = 8, 5, 64, 4, 64
 
 
 class Network(nn.Module):
-    """Embedding, one layer of attention, a feed-forward; made by the names of what the attention knows of positions."""
+    """Embedding, one layer of attention, output. ``positions`` names the position encodings of the attention."""
 
     def __init__(self, positions: Sequence[str]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Network(nn.Module):
         self.output = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, READINGS))
 
     def forward(self, readings: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Logits ``b l 8`` of readings ``b l``, and the state to go on from."""
+        """Return logits ``b l 8`` for readings ``b l``, and the state to continue from."""
         x = self.embedding(readings)
         if self.absolute is not None:
             x = self.absolute.embed(x, torch.arange(readings.shape[1]).view(1, -1, 1))
@@ -47,13 +47,13 @@ class Network(nn.Module):
 
 
 def example(size: int, length: int) -> tuple[Tensor, Tensor]:
-    """Series ``b l``, and what is asked of them from the sixth reading on."""
+    """Return series ``b l`` and the targets, from the sixth reading on."""
     readings = torch.randint(READINGS, (size, length))
     return readings, (readings[:, LAG:] - readings[:, :-LAG]) % READINGS
 
 
 def train(positions: Sequence[str], steps: int, seed: int) -> Network:
-    """A network trained on series of 64 readings."""
+    """Train a network on series of 64 readings."""
     torch.manual_seed(seed)
     network = Network(positions)
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
@@ -68,14 +68,14 @@ def train(positions: Sequence[str], steps: int, seed: int) -> Network:
 
 @torch.no_grad()
 def accuracy(network: Network, length: int) -> float:
-    """The share of changes that are named rightly, in 16 new series."""
+    """Return the accuracy on 16 new series."""
     readings, change = example(16, length)
     return float((network(readings)[0][:, LAG:].argmax(-1) == change).double().mean())
 
 
 @torch.no_grad()
 def difference_in_pieces(network: Network, readings: Tensor) -> float:
-    """How far the logits of a series that is read 300 readings at a time, from state to state, are from those of the whole."""
+    """Return the largest difference of logits between a series read in chunks of 300 and the same series read at once."""
     pieces, state = [], None
     for piece in readings.split(300, dim=1):
         logits, state = network(piece, state)
@@ -84,7 +84,7 @@ def difference_in_pieces(network: Network, readings: Tensor) -> float:
 
 
 def main() -> None:
-    """Train both, test both, and read on from a state."""
+    """Train and test both networks; continue from a state."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=150, help="training steps of each network (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="weights and series (default: %(default)s)")

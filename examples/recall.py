@@ -1,12 +1,12 @@
-"""Recall by distance: at every token, name the token that stood DISTANCE places before.
+"""Recall by distance: at every token, name the token DISTANCE places before.
 
-Only the relative position decides, so the task shows what a position encoding can do. Two models of one shape, each
-with linear attention, are trained on the same sequences; they differ in how they know positions:
+Only the relative position decides, so the task shows what a position encoding can do. Two models of the same size with linear attention are
+trained on the same sequences; they differ in their positions:
 
     PermuteFormer   relative, by permutation and decay
     Performer       absolute, sinusoidal positions added to the embeddings
 
-Both are then tested at the trained length and at longer ones. Takes about a minute on two cores:
+Both are tested at the trained length and at longer ones. It takes about a minute on two cores:
 
     python examples/recall.py [--steps 300] [--seed 0] [--output runs/recall]
 """
@@ -31,11 +31,11 @@ from matplotlib import pyplot
 VOCABULARY, DISTANCE, WIDTH, HEADS, FEATURES = 16, 9, 64, 4, 2
 LENGTH, BATCH = 128, 16
 TEST_LENGTHS = (128, 256, 512, 1024, 2048)
-COLOURS = {"PermuteFormer": "#0072b2", "Performer": "#d55e00"}  # told apart by the colour-blind too
+COLOURS = {"PermuteFormer": "#0072b2", "Performer": "#d55e00"}  # distinguishable with colour blindness
 
 
 class Model(nn.Module):
-    """Embedding, two blocks of attention and feed-forward, and an output over the vocabulary."""
+    """Embedding, two blocks of attention and feed-forward, output over the vocabulary."""
 
     def __init__(self, attentions: list[nn.Module], position: PositionEncoding | None) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Model(nn.Module):
         self.output = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits ``b l vocabulary`` of tokens ``b l``."""
+        """Return logits ``b l vocabulary`` for tokens ``b l``."""
         x = self.embedding(tokens)
         if self.position is not None:
             x = self.position.embed(x, torch.arange(tokens.shape[1]).view(1, -1, 1))
@@ -61,12 +61,12 @@ class Model(nn.Module):
 
 
 def permuteformer() -> Model:
-    """Relative positions: the paper's layer as it comes."""
+    """Relative positions: the paper's layer with its defaults."""
     return Model([PermuteFormerAttention(WIDTH, HEADS, causal=True, feature_multiplier=FEATURES, seed=layer) for layer in range(2)], None)
 
 
 def performer() -> Model:
-    """The same linear attention without a position of its own, and absolute positions at the input."""
+    """The same linear attention without positions, and absolute positions at the input."""
     layers: list[nn.Module] = [
         build("linear", hidden_size=WIDTH, num_heads=HEADS, causal=True, feature_multiplier=FEATURES) for _ in range(2)
     ]
@@ -77,12 +77,12 @@ MODELS = {"PermuteFormer": permuteformer, "Performer": performer}
 
 
 def batch(size: int, length: int, generator: torch.Generator) -> Tensor:
-    """Random tokens ``b l``: nothing but position says which one is asked for."""
+    """Return random tokens ``b l``: only the position identifies the target."""
     return torch.randint(VOCABULARY, (size, length), generator=generator)
 
 
 def train(name: str, steps: int, seed: int) -> tuple[Model, list[float]]:
-    """A trained model and its loss at every step."""
+    """Train a model; return it with its loss at every step."""
     torch.manual_seed(seed)
     model = MODELS[name]()
     generator = torch.Generator().manual_seed(seed)
@@ -105,14 +105,14 @@ def train(name: str, steps: int, seed: int) -> tuple[Model, list[float]]:
 
 @torch.no_grad()
 def accuracy(model: Model, length: int, seed: int) -> float:
-    """Share of tokens named rightly, in 16 new sequences of this length."""
+    """Return the accuracy on 16 new sequences of this length."""
     tokens = batch(16, length, torch.Generator().manual_seed(10_000 + seed))
     predicted = model(tokens)[:, DISTANCE:].argmax(-1)
     return float((predicted == tokens[:, :-DISTANCE]).double().mean())
 
 
 def plot(results: dict[str, dict[str, list[float]]], path: Path) -> None:
-    """Loss while training, and accuracy against the length, as a PNG."""
+    """Draw the training loss and the accuracy by length as a PNG."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for name, result in results.items():
         left.plot(result["loss"], label=name, color=COLOURS[name])
@@ -133,7 +133,7 @@ def plot(results: dict[str, dict[str, list[float]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Train, test, print a table, draw a picture, and write the numbers down."""
+    """Train, test, print a table, draw a figure and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="training steps of each model (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="weights and data (default: %(default)s)")

@@ -1,12 +1,12 @@
-"""A row over two processes: each holds a part of its tokens, and what they send each other does not grow with the row.
+"""Sequence parallelism: two processes hold a shard of a row each, and the traffic does not grow with its length.
 
-The script starts two processes itself, on this machine, over gloo. They hold 200 and 300 tokens of a row of 500,
-then 1,200 and 1,800 of one of 3,000, and take a training step of a language model together. The first process takes the same step alone.
+The script starts two processes on this machine, connected by gloo. They hold 200 and 300 tokens of a row of 500, then 1,200 and 1,800 of a
+row of 3,000, and make a training step of a language model together. The first process makes the same step alone.
 
     python examples/sequence_parallel.py [--seed 0]
 
-It prints the loss and how far the gradients are apart (in float64), and the bytes that each process sent.
-For training on many processes: ``torchrun --nproc-per-node 2 -m permuteformer train … --sequence-parallel 2``.
+It prints the losses, the largest difference between the gradients (in float64), and the bytes that each process sent.
+To train on many processes: ``torchrun --nproc-per-node 2 -m permuteformer train … --sequence-parallel 2``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROCESSES = 2
 
 
 def gradients(model: PermuteFormerForCausalLM, tokens: Tensor, following: Tensor, length: int) -> tuple[Tensor, list[Tensor]]:
-    """These tokens' share of the loss of a row, and its gradients. The token after each is given: it may be on the next process."""
+    """Return the loss of these tokens of a row and its gradients. ``following``: the token after each, which may be on another process."""
     model.zero_grad()
     loss = cross_entropy(model(tokens, use_cache=False).logits[0], following[0], reduction="sum") / length
     loss.backward()
@@ -37,7 +37,7 @@ def gradients(model: PermuteFormerForCausalLM, tokens: Tensor, following: Tensor
 
 
 def step(rank: int, length: int, seed: int) -> None:
-    """One step on both processes, and on the first one alone."""
+    """Make one step on both processes, and on the first one alone."""
     torch.manual_seed(seed)  # the same weights and the same row everywhere
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "hidden_dropout": 0.0}
     attention = {"name": "linear", "feature_multiplier": 2}
@@ -65,7 +65,7 @@ def step(rank: int, length: int, seed: int) -> None:
 
 
 def work(rank: int, meeting: str, seed: int) -> None:
-    """What each process does."""
+    """Run one process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=PROCESSES)
     try:
@@ -76,7 +76,7 @@ def work(rank: int, meeting: str, seed: int) -> None:
 
 
 def main() -> None:
-    """Start the processes, and wait for them."""
+    """Start the processes and wait for them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="weights and row (default: %(default)s)")
     arguments = parser.parse_args()

@@ -1,13 +1,13 @@
-"""A text that is gone on with later, in another process: the state of a language model in a file.
+"""Continue a text later, in another process: save the state of a language model to a file.
 
-A small model of bytes is trained for some seconds on the help of this Python, so what it writes looks like English and is none. It
-writes 200 bytes in one go. Then it writes the first 100 again and saves its state; a new process loads model and state, and writes
+The script trains a small byte-level model for a few seconds on Python's own help texts, so its output resembles English. The model
+generates 200 bytes at once. Then it generates the first 100 again and saves its state; a new process loads model and state and generates
 the rest.
 
     python examples/streaming.py [--steps 100] [--output runs/streaming]
 
-It prints the text, whether the two processes wrote what the one did, and how large the state is after 100 and after 100,000 tokens:
-the same, since keys and values are summed up and not kept. The text depends on the version of Python, whose help it has read.
+It prints the text, whether both ways gave the same bytes, and the size of the state after 100 and after 100,000 tokens: it is the same,
+because the state is a sum over keys and values. The text depends on the version of Python.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MODEL, STATE, TEXT = "model", "state.safetensors", "text.bin"
 
 
 def tokens_of(text: bytes) -> Tensor:
-    """Tokens ``1 l`` of bytes."""
+    """Return the tokens of bytes, ``1 l``."""
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long().unsqueeze(0) + PAPER.first
 
 
 def train(text: bytes, steps: int) -> PermuteFormerForCausalLM:
-    """A language model of two layers, trained on pieces of the text."""
+    """Train a language model with two layers on windows of the text."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
-    attention = {"name": "linear", "feature_multiplier": 4}  # so many that positions do not repeat within 100,000 tokens
+    attention = {"name": "linear", "feature_multiplier": 4}  # enough features for positions not to repeat within 100,000 tokens
     model = PermuteFormerForCausalLM(PermuteFormerConfig.preset("permuteformer-lm", vocab_size=PAPER.size, **sizes, attention=attention))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     tokens = tokens_of(text)[0]
@@ -57,22 +57,22 @@ def train(text: bytes, steps: int) -> PermuteFormerForCausalLM:
 
 @torch.inference_mode()
 def write(model: PermuteFormerForCausalLM, cache: PermuteFormerCache, text: bytes, length: int) -> bytes:
-    """The text, gone on with up to this length. The cache has seen all of it but the last byte, as at the end too."""
+    """Continue the text to this length. The cache has seen all but its last byte, before and after."""
     while len(text) < length:
         logits = model(tokens_of(text[-1:]), past_key_values=cache).logits[0, -1, PAPER.first :]
-        chance = torch.Generator().manual_seed(len(text))  # from the place in the text: there is nothing to save of it
+        chance = torch.Generator().manual_seed(len(text))  # seeded by the position, so no random state has to be saved
         text += bytes([int(torch.multinomial((logits / 0.5).softmax(-1), 1, generator=chance))])
     return text
 
 
 def begin(model: PermuteFormerForCausalLM) -> PermuteFormerCache:
-    """The state after all of the prompt but its last byte."""
+    """Return the state after all but the last byte of the prompt."""
     cache: PermuteFormerCache = model(tokens_of(PROMPT[:-1]), use_cache=True).past_key_values
     return cache
 
 
-def go_on(folder: Path) -> None:
-    """What the second process does; all that it knows is in the folder."""
+def resume(folder: Path) -> None:
+    """Run the second process; it reads everything from the folder."""
     model = PermuteFormerForCausalLM.from_pretrained(folder / MODEL)
     cache = PermuteFormerCache.load(folder / STATE)
     (folder / TEXT).write_bytes(write(model, cache, (folder / TEXT).read_bytes(), WHOLE))
@@ -80,7 +80,7 @@ def go_on(folder: Path) -> None:
 
 @torch.inference_mode()
 def state_bytes(model: PermuteFormerForCausalLM, length: int) -> int:
-    """The size of the state after so many tokens, read 10,000 at a time."""
+    """Return the size of the state after ``length`` tokens, read in chunks of 10,000."""
     cache = PermuteFormerCache(model.config.num_hidden_layers)
     for piece in torch.full((1, length), PAPER.first).split(10_000, dim=1):
         model(piece, past_key_values=cache, logits_to_keep=1)
@@ -88,7 +88,7 @@ def state_bytes(model: PermuteFormerForCausalLM, length: int) -> int:
 
 
 def main() -> None:
-    """Train, write in one go, write in two processes, compare."""
+    """Train, generate at once and in two processes, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100, help="training steps (default: %(default)s)")
     parser.add_argument(
@@ -101,7 +101,7 @@ def main() -> None:
     folder = arguments.output
     logging.disable_progress_bar()
     if arguments.go_on:
-        go_on(folder)
+        resume(folder)
         return
     model = train(" ".join(" ".join(topics.values()).split()).encode(), arguments.steps)
     in_one_go = write(model, begin(model), PROMPT, WHOLE)

@@ -1,14 +1,13 @@
-"""Linear attention inside a model of Hugging Face: a BERT keeps its class, its weights and its mask, and gets another attention.
+"""Linear attention inside a Hugging Face BERT: same class, same weights, same mask, another attention.
 
-transformers looks up by name who computes attention and who makes its mask; two functions registered under a name of our own are all
-that is needed, for BERT as for other models that look there. So that nothing is downloaded, the BERT is a small one, and first learns
-with softmax attention to tell whether a row has more good words than bad ones. Then its attention is swapped, and it is trained for a
-few steps more.
+transformers looks up the attention function and the mask function of a model by name, so registering two functions is enough, for BERT and
+for every other model that uses this interface. To avoid a download, the script trains a small BERT with softmax attention to say whether a
+row has more good words than bad ones. Then it swaps the attention and trains for a few more steps.
 
     python examples/swap_attention.py [--steps 150] [--seed 0]
 
-It prints the accuracy before, after, and after the further steps; how far a row alone is from the same row beside a longer one,
-padded; and the time of a forward pass by length, with softmax over with linear attention. Only these times differ from run to run.
+It prints the accuracy before and after the swap and after the extra steps, the effect of padding on a row, and the time of a forward pass
+of softmax attention relative to linear attention, by length. Only the times differ between runs.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ GOOD, BAD = (2, 10), (10, 18)  # from, to; other words say nothing
 
 
 def linear(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: queries, keys and values ``b h l d`` to ``b l h d``, and no weights, as none are formed.
+    """Return attention ``b l h d`` of queries, keys and values ``b h l d``, with the signature of transformers, and no weights.
 
-    So ``options`` say nothing here: there are no weights to drop, and a scale of scores is divided out with their sum.
+    ``options`` have no effect: there are no weights to drop out, and the normaliser cancels a scale of the scores.
     """
     out, _ = layer.mixer.mix(q, k, v, Tokens(mask=mask), None)
     return out.transpose(1, 2), None
 
 
 def key_mask(*, attention_mask: Tensor | None, **options: Any) -> Tensor | None:
-    """The mask as ``linear`` wants it: ``b l``, true for real tokens. No l x l mask is ever made."""
+    """Return the mask for ``linear``: ``b l``, true for real tokens. An l x l mask is never built."""
     return attention_mask
 
 
 def swap(model: BertForSequenceClassification) -> None:
-    """Give every layer of self-attention ours: it has permutations and no weights, so the projections stay as they are."""
+    """Replace the attention of every layer. It has permutations but no weights, so the projections stay as they are."""
     for layer in model.bert.encoder.layer:
         attention = layer.attention.self
         heads, size = attention.num_attention_heads, attention.attention_head_size
@@ -56,7 +55,7 @@ def swap(model: BertForSequenceClassification) -> None:
 
 
 def reviews(size: int) -> dict[str, Tensor]:
-    """Rows of 8 to 48 words, padded, and whether good ones are more than bad ones: arguments of the model."""
+    """Return padded rows of 8 to 48 words, and whether good words outnumber bad ones, as arguments of the model."""
     mask = torch.arange(LENGTH) < torch.randint(8, LENGTH + 1, (size, 1))
     words = torch.randint(2, 2 + WORDS, (size, LENGTH)).masked_fill(~mask, 0)
     words[:, 0] = CLS
@@ -65,7 +64,7 @@ def reviews(size: int) -> dict[str, Tensor]:
 
 
 def train(model: nn.Module, steps: int, learning_rate: float) -> None:
-    """Adam, on new rows at every step."""
+    """Train with Adam, on new rows at every step."""
     optimizer = torch.optim.Adam(model.train().parameters(), lr=learning_rate)
     for _ in range(steps):
         loss = model(**reviews(32)).loss
@@ -76,13 +75,13 @@ def train(model: nn.Module, steps: int, learning_rate: float) -> None:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: dict[str, Tensor]) -> float:
-    """Per cent of rows that are told rightly."""
+    """Return the accuracy in percent."""
     return 100 * float((model.eval()(**test).logits.argmax(-1) == test["labels"]).double().mean())
 
 
 @torch.no_grad()
 def time_ratio(one: nn.Module, other: nn.Module, length: int) -> float:
-    """The time of a forward pass of one row, of one model over that of the other: the best of five each, in turns."""
+    """Return the ratio of the times of a forward pass of one row: best of five each, alternating."""
     row = torch.full((1, length), 2)
     best = dict.fromkeys((one, other), float("inf"))
     for model in (one, other) * 5:
@@ -93,7 +92,7 @@ def time_ratio(one: nn.Module, other: nn.Module, length: int) -> float:
 
 
 def main() -> None:
-    """Train, swap, train on; then look at padding and time."""
+    """Train, swap, train further; then compare padding and time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--steps", type=int, default=150, help="training steps with softmax attention, and half of them after (default: %(default)s)"

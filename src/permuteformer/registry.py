@@ -95,5 +95,5 @@ def unknown(kind: str, name: object, known: Iterable[Any]) -> str:
     """Return the message for an unknown name: the nearest known name, and all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name)[:100], names, n=1)
-    hint = f"did you mean {near[0]!r}? There is" if near else "there is"
+    hint = f"did you mean {near[0]!r}? Known:" if near else "known:"
     return f"unknown {kind} {name!r:.100}: {hint} {', '.join(map(repr, names)) or 'none'}"

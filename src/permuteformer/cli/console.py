@@ -15,7 +15,7 @@ console = PlainConsole()
 READABLE = (ValueError, TypeError, OSError, MemoryError, ArithmeticError)
 """Errors whose messages say what to do."""
 MAX_MESSAGE = 2500
-"""Characters of a message that are shown; it may repeat a path of any length."""
+"""Longest error message; longer ones, such as those that repeat a long path, are cut."""
 
 
 @contextmanager

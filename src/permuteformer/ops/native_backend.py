@@ -50,8 +50,12 @@ def unsupported(call: LinearCall) -> str | None:
         return f"it has the feature maps {', '.join(MAPS)}, not {getattr(call.feature_map, '__name__', repr(call.feature_map))}"
     if call.encoding is not None and call.encoding.rotation() is None:
         return "its only encodings are permutations with contiguous cycles"
-    uses = {"plain_normalizer": call.normalizer == "plain", "chunk_size": call.chunk_size is not None}
-    for field, is_used in (uses | {"query_mask": call.query_mask is not None}).items():
+    uses = {
+        "plain_normalizer": call.normalizer == "plain",
+        "chunk_size": call.chunk_size is not None,
+        "query_mask": call.query_mask is not None,
+    }
+    for field, is_used in uses.items():
         if is_used:
             return f"it has no {field}"
     return kernel if isinstance(kernel := _load(), str) else None

@@ -12,7 +12,7 @@ TWO_PI = decimal.Decimal("6.2831853071795864769252867665590057683943387987502116
 
 
 def geometric_turns(size: int, base: float) -> Tensor:
-    """Return base^(-2t/size) / 2 pi for t < size/2, in turns per token, for ``angles``: int64 ``2 t``.
+    """Return base^(-2t/size) / 2 pi for t < size/2, in turns per token, as ``angles`` expects: int64 ``2 t``.
 
     >>> geometric_turns(4, 10_000.0)[0] * 2.0**-64
     tensor([0.1592, 0.0016])

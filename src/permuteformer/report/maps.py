@@ -106,8 +106,8 @@ def _kernels_figure(name: str, title: str, kernels: Sequence[tuple[Group, Array,
     """Draw the mean weight by distance of several models. Models with negative weights would hide the others."""
     means = [(group, distances, layers.mean(axis=(0, 1))) for group, distances, layers in kernels]
     drawn = [entry for entry in means if entry[2].min() >= 0] or means
-    scale, is_log = _weight_scale([mean for *_, mean in drawn])
-    caption = "Attention weight by distance between query i and key j, averaged over inputs, heads and layers." + is_log
+    scale, log_note = _weight_scale([mean for *_, mean in drawn])
+    caption = "Attention weight by distance between query i and key j, averaged over inputs, heads and layers." + log_note
     missing = [group.row_title for group, _, mean in means if mean.min() < 0] if len(drawn) < len(means) else []
     if missing:
         caption += f" Without {' and '.join(missing)}, whose weights are also negative."
@@ -121,7 +121,7 @@ def _kernel_figure(name: str, title: str, distances: Array, layers: Array, kerne
 
     heads = layers.shape[1]
     colors = colormaps["viridis"]([0.3 + 0.5 * head / max(1, heads - 1) for head in range(heads)])
-    scale, is_log = _weight_scale([layers.ravel()])
+    scale, log_note = _weight_scale([layers.ravel()])
 
     def paint_layer(axes: Axes, layer: int) -> None:
         for head in range(heads):
@@ -129,11 +129,11 @@ def _kernel_figure(name: str, title: str, distances: Array, layers: Array, kerne
         axes.plot(distances, layers[layer].mean(axis=0), color=INK, linewidth=1.8)
         axes.margins(x=0.02)
         scale(axes)
-        if is_log:
+        if log_note:
             log_ticks(axes.yaxis)
 
     thin = f"its {heads} heads, from blue to green" if heads > 1 else "its one head"
-    caption = f"One panel per layer: thin lines are {thin}, the thick line is their mean.{is_log}"
+    caption = f"One panel per layer: thin lines are {thin}, the thick line is their mean.{log_note}"
     caption += "" if kernel.get("normalised", True) else " The weights of a query do not add up to 1 here."
     return _panels(name, title, caption, len(layers), paint_layer, (DISTANCE, WEIGHT), 1.45)
 
@@ -224,7 +224,7 @@ def _panels(
     panel_height: float,
     finish: Callable[[Canvas, Sequence[Axes]], None] | None = None,
 ) -> Figure:
-    """Draw panels with these titles, or so many layers, with the same axes, two side by side."""
+    """Draw panels two side by side, with the same axes. ``panels`` are their titles, or a number of layers."""
     names = [f"layer {layer + 1}" for layer in range(panels)] if isinstance(panels, int) else panels
     count, columns = len(names), min(2, len(names))
     lines = -(-count // columns)

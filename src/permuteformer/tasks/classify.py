@@ -31,7 +31,7 @@ class Classify(TableTask):
     text: str | None = None
     """Column of texts; default: guessed from its name."""
     image: str | None = None
-    """Column of image paths, relative to the table; default: guessed if there is no text."""
+    """Column of image paths, relative to the table; default: guessed if no text column is found."""
     size: int = 32
     """Height and width to which images are scaled, in gray."""
 

@@ -16,7 +16,7 @@ from permuteformer.tasks.readers.text import lines
 from permuteformer.tasks.store import Row
 
 SPLIT_ENDS = {"train": 0.9, "validation": 0.95, "test": 1.0}
-"""Where splits end, as shares of the text, if files do not give them."""
+"""Ends of the splits as shares of the text; default for files without splits in their names."""
 
 LM_RECIPE = Recipe(
     "lm",

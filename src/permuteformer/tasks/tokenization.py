@@ -109,7 +109,7 @@ class Tokenizer(ABC):
 
     def decoder(self, prompt: str = "") -> Decoder:
         """Return a decoder of the ids generated after ``prompt``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} is not a tokenizer of language models: it has no decoder")
 
 
 class Decoder(ABC):

@@ -39,7 +39,7 @@ class WikiText(LanguageTask):
     licence = "CC BY-SA 3.0"
     recipe = LM_RECIPE
     folders: ClassVar[tuple[str, ...]]
-    """Where it may be in the data folder."""
+    """Places in the data folder that are searched."""
     patterns: ClassVar[tuple[str, ...]] = ("wiki.{}.tokens", "{}.txt")
     note: ClassVar[str] = ""
 

@@ -274,7 +274,7 @@ def _open_parquet(path: AnyPath) -> tuple[Any, list[str]]:
         if wrong := _wrong_names(file.schema_arrow.names) or _wrong_names(names):
             raise CorruptFile(f"columns must have distinct names: {wrong}", "rename them")
         if len(names) < len(file.schema_arrow) and any("." in name for name in file.schema_arrow.names):
-            raise CorruptFile("beside nested columns, the names of others cannot be told from theirs if they have dots", "rename them")
+            raise CorruptFile("names of columns with dots are ambiguous beside nested columns", "rename them")
     except Exception as error:  # pyarrow raises its own errors and several of Python's
         raise BadItem(path, None, f"the file cannot be read as Parquet: {reason(error)}") from None
     return file, names

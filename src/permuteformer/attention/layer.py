@@ -69,13 +69,13 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: ``b l hidden_size``.
-            positions: ``b l axes`` int64. ``None`` counts real tokens, from the state or from 0; several axes need positions.
+            positions: ``b l axes`` int64. Default: numbers of the real tokens, from 0 or continued from ``state``. Several axes need them.
             key_mask: ``b l`` bool, true for real tokens, false for padding, which no token sees.
             segments: ``b l`` int64 for packed rows: 0 for the first sequence of a row, 1 for the next, …
             global_mask: ``b l`` bool, for a two-sided decay: tokens such as CLS with weight 1 in both directions.
             queries: ``b n`` int64, indices of the tokens to compute outputs for; ``None`` for all.
             state: what an earlier call of a causal layer returned, to continue from.
-            tokens: the arguments above, except ``state``, checked already: for callers that share them between layers.
+            tokens: replaces the arguments above except ``state``: already checked, for models whose layers share them.
 
         Returns:
             ``b l hidden_size`` (``b n hidden_size`` of ``queries``), and the state after the last token (``None`` if not causal).
@@ -120,7 +120,7 @@ class MultiHeadAttention(nn.Module):
         return x.reshape(b, length, self.attention.num_heads, size // self.attention.num_heads).transpose(1, 2)
 
     def reach(self, tokens: Tokens, x: Tensor, state: Any) -> list[int]:
-        """Return the longest distance on each axis between tokens of this call and of those before; empty where values cannot be read."""
+        """Return per axis the longest distance between tokens of this and earlier calls; empty while tracing, when values are unknown."""
         if not can_read_values(x) or not x.numel():
             return []
         if tokens.positions is not None:
@@ -144,11 +144,11 @@ class PermuteFormerAttention(MultiHeadAttention):
         num_heads: heads; each has its own permutation and its own r.
         causal: a token sees itself and earlier tokens, and calls can continue from a state.
         axes: numbers per position: 1 for text, 2 for images (which need ``positions``).
-        feature_multiplier: features per head, in units of its size: 4 in the paper's LRA models, 1 in its language model.
+        feature_multiplier: features per head divided by its size: 4 in the paper's LRA models, 1 in its language model.
         feature_map: phi, a name of ``ops.feature_map.FEATURE_MAPS``.
         permutation: ``"random"``, ``"max_order"``, an int64 tensor (heads, features), or ``None`` for none.
-        decay: ``"auto"`` (the paper's r if ``causal``, else none), ``"two_sided"`` (r^|i-j| in a bidirectional layer), r as a number or
-            a tensor (heads), a ``Decay``, or ``None``.
+        decay: ``"auto"`` (the paper's r if ``causal``, else none), ``"two_sided"`` (r^|i-j| in a bidirectional layer), r of a causal
+            layer as a number or a tensor (heads), a ``Decay``, or ``None``.
         seed: seed of the permutations; layers with the same seed share them.
 
     >>> attention = PermuteFormerAttention(32, num_heads=4, causal=True)

@@ -47,7 +47,7 @@ class Experiment:
     batch_size: int = 32
     """Items per update, over all processes."""
     micro_batch_size: int | None = None
-    """Items that a process computes at a time; default: its whole share. Smaller needs less memory, for the same result."""
+    """Items that a process computes at a time; default: its whole share. Smaller needs less memory."""
     by_length: bool = True
     """Put items of similar lengths into a batch, to save padding."""
 

@@ -1,4 +1,4 @@
-"""The paper's r: the weight of a key shrinks by r with every token between it and the query (equation 11), and its two-sided form."""
+"""The paper's r: the weight of a key is multiplied by r for every token of distance (equation 11), and its two-sided form."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DEFAULT_LENGTH = 1024
 
 @POSITIONS.register("decay")
 class Decay(PositionEncoding):
-    """r^(i-j) in causal models, r^|i-j| in bidirectional ones, one r per head. r^-j is never formed, so no length overflows.
+    """r^(i-j) for causal models, or with ``two_sided`` r^|i-j| for bidirectional ones. r^-j is never formed: no overflow at any length.
 
-    Distances count tokens. On several axes head h counts them in the order in which axis h mod a varies fastest: raster order for half of
-    the heads of an image, column-major order for the others.
+    Distances count tokens. With several axes, head h measures them in the flattened order in which axis h mod a varies
+    fastest: half of the heads read an image row by row, the others column by column.
 
     Args:
         num_heads: heads, each with its own r.
         r: one number for all heads, or a tensor ``h``, in (0, 1]. Default: if causal the paper's sigmoid(2 + 3h/H), with 8 heads 0.881
-            to 0.990; if two-sided, half-lives geometric from 1 to length/4 over the heads of each axis.
+            to 0.990; if two-sided, half-lives are spaced geometrically from 1 to length/4 over the heads of each axis.
         learnable: train r (as its logit, so that it stays in (0, 1)).
         two_sided: use r^|i-j|, for bidirectional models. The paper has r in causal models only.
         length: the length that the default r of a two-sided decay is for; 1,024 by default.

@@ -33,7 +33,7 @@ class Agreement:
 
     same: int
     ties: int
-    """Closer than one joint standard deviation, in our numbers or in the paper's."""
+    """Within one joint standard deviation, in our numbers or in the paper's."""
     reversed_pairs: tuple[str, ...]
     """A message per pair in the reverse order."""
 
@@ -80,7 +80,7 @@ def compare(standings: Iterable[Standing]) -> Agreement | None:
 
 
 def is_tie(one: Number, other: Number, deviations: float = 1.0) -> bool:
-    """Return whether two numbers are within one joint standard deviation; without deviations, whether they are equal.
+    """Return whether two means differ by at most ``deviations`` joint standard deviations; missing ones count as 0.
 
     >>> is_tie((43.08, 1.74), (43.02, 0.52)), is_tie((36.87, None), (32.49, None))
     (True, False)
@@ -99,7 +99,7 @@ def task_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def training_notes(groups: Sequence[Group]) -> list[str]:
-    """Return the size of the models of each column and the length of training; rows that differ are listed."""
+    """Return the size of the models of each column and the length of training; different ones are joined by "or"."""
     return [f"{column}: {'; or '.join(ways)}." for column, ways in _distinct(groups, _training).items()]
 
 
@@ -109,7 +109,7 @@ def baseline_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def measurement_notes(groups: Sequence[Group]) -> list[str]:
-    """Return how each column was measured; rows that differ are listed."""
+    """Return how each column was measured; different ways are joined by "or"."""
     return [f"{column}: {' or '.join(ways)}." for column, ways in _distinct(groups, _measurement).items()]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 VERSION = 2
-"""Version of the layout; another one makes all cached stores again."""
+"""Version of the layout on disk. Changing it invalidates all cached stores."""
 
 MAX_PATHS = 20
 """Paths of the source that are recorded; there may be a million."""
@@ -51,7 +51,7 @@ class Store:
 
     @property
     def digest(self) -> str:
-        """Hash of all rows. Data with the same digest is the same, whatever its files are called."""
+        """Hash of all rows and the names of labels. The names of the files do not count."""
         return str(self.info["digest"])
 
     @cached_property
@@ -70,7 +70,7 @@ class Store:
 class Items(Sequence[Row]):
     """The rows of an Arrow file, read on access. Each row has its number as ``id``.
 
-    Labels are stored in the order in which they appeared; ``ranks`` are their final numbers.
+    Labels are numbered on disk in order of appearance; ``ranks[n]`` is the class of stored label n.
     """
 
     def __init__(self, path: Path, ranks: Sequence[int] | None = None) -> None:
@@ -138,7 +138,7 @@ def read_table(path: Path) -> pa.Table:
 def prepare(task: Task, progress: Callable[[int], None] | None = None) -> Store:
     """Return the store of a task from the cache, or read its source into it. Processes that need the same store write it once.
 
-    The cache key consists of the task's options and of paths, sizes and modification times of the source's files.
+    The cache key is a hash of the task's options and of paths, sizes and modification times of the source's files.
     """
     source = task.source
     folder = prepared_folder() / f"{task.name}-{_key(task, source)[:16]}"
@@ -184,7 +184,7 @@ def _key(task: Task, source: Source) -> str:
 
 
 def _signature(path: Path) -> tuple[int, int | str]:
-    """Return size and modification time of a file; of a folder the number of its files, and a hash of their names, sizes and times."""
+    """Return the size and modification time of a file, or the number of files of a folder and a hash of their names, sizes and times."""
     if not path.is_dir():
         status = path.stat()
         return status.st_size, status.st_mtime_ns

@@ -43,7 +43,7 @@ class LostProcess(ConnectionError):
 
 
 class StopSignal:
-    """Records SIGINT and SIGTERM within its block; a second Ctrl-C interrupts at once."""
+    """Records SIGINT and SIGTERM within its block; a Ctrl-C after the first signal interrupts at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -101,7 +101,7 @@ def readable_failures(folder: Path) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(f"{type(error).__name__}: {error}"):
             first = (str(error).strip().splitlines() or ["not enough memory"])[0]
-            message = f"{first} (a smaller --micro-batch-size needs less memory for the same result; {kept(checkpoints)})"
+            message = f"{first} (a smaller --micro-batch-size needs less memory: repeat the command with it; {kept(checkpoints)})"
             raise MemoryError(message) from error
         if processes > 1 and (isinstance(error, DistError) or LOST.search(str(error))):
             raise LostProcess(
@@ -114,7 +114,7 @@ def readable_failures(folder: Path) -> Iterator[None]:
 
 
 def _tracker_failed(failed: threading.ExceptHookArgs) -> None:
-    """Report in one line that a thread of a tracker cannot write. If the disk is full, the next checkpoint explains it."""
+    """Print one line if a tracker's thread cannot write. If the disk is full, the next checkpoint raises the full error."""
     if isinstance(failed.exc_value, OSError):
         sys.stderr.write(f"a tracker cannot write any more: {failed.exc_value}\n")
     else:
@@ -164,7 +164,7 @@ def first_bad_module(model: nn.Module, forward: Callable[[], Any]) -> str:
 
 
 def bad_gradients(model: nn.Module) -> str:
-    """Return the parameters whose gradients are not finite on this process. The last is nearest to the loss, where it started."""
+    """Return the last parameter with a gradient that is not finite, the likeliest origin, and how many more there are."""
     bad = [name for name, p in model.named_parameters() if p.grad is not None and _is_bad(p.grad)]
     return "".join(bad[-1:]) + (f" and {len(bad) - 1} more before it" if len(bad) > 1 else "")
 
